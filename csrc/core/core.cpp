@@ -1,0 +1,64 @@
+// Small out-of-line parts of core/: names, conversions, failed checks.
+#include <cstring>
+
+#include "core/check.h"
+#include "core/tensor_view.h"
+#include "core/types.h"
+
+namespace steploop {
+
+void check_failed(const char* condition, const char* file, int line, const std::string& message) {
+  const char* slash = std::strrchr(file, '/');
+  throw InternalError(concat("internal check failed: ", condition, " at ", slash ? slash + 1 : file, ":", line,
+                             message.empty() ? "" : ": ", message));
+}
+
+const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32: return "float32";
+    case DType::kBFloat16: return "bfloat16";
+    case DType::kFloat16: return "float16";
+  }
+  return "?";
+}
+
+DType dtype_from_name(const char* name) {
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
+    if (std::strcmp(name, dtype_name(dtype)) == 0) return dtype;
+  throw InvalidArgumentError(concat("dtype must be one of float32, bfloat16, float16, got ", name));
+}
+
+float fp16_to_float(uint16_t value) {
+  const uint32_t sign = static_cast<uint32_t>(value & 0x8000u) << 16;
+  const uint32_t magnitude = value & 0x7fffu;
+  if (magnitude >= 0x7c00u) return __builtin_bit_cast(float, sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+  // Moves the exponent and mantissa into place, then rescales by 2^112: subnormals come out right.
+  const float scaled = __builtin_bit_cast(float, magnitude << 13) * 0x1p112f;
+  return __builtin_bit_cast(float, sign | __builtin_bit_cast(uint32_t, scaled));
+}
+
+bool TensorView::is_contiguous() const {
+  int64_t expected = 1;
+  for (int i = ndim - 1; i >= 0; --i) {
+    if (shape[i] != 1 && strides[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+float TensorView::element(int64_t index) const {
+  switch (dtype) {
+    case DType::kFloat32: return static_cast<const float*>(data)[index];
+    case DType::kBFloat16: return bf16_to_float(static_cast<const bf16*>(data)[index]);
+    case DType::kFloat16: return fp16_to_float(static_cast<const uint16_t*>(data)[index]);
+  }
+  return 0;
+}
+
+std::string TensorView::shape_string() const {
+  std::string out = "[";
+  for (int i = 0; i < ndim; ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
+  return out + "]";
+}
+
+}  // namespace steploop

@@ -1,0 +1,43 @@
+// Buffer: anonymous mappings, aligned to huge pages when large.
+#include "core/memory.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+
+#include "core/errors.h"
+#include "core/types.h"
+
+namespace steploop {
+
+namespace {
+constexpr size_t kPage = 4096;
+constexpr size_t kHugePage = size_t{2} << 20;
+}  // namespace
+
+Buffer::Buffer(size_t size_bytes) : size_(size_bytes) {
+  if (size_bytes == 0) return;
+  const bool huge = size_bytes >= kHugePage;
+  const size_t alignment = huge ? kHugePage : kPage;
+  // Only the start is aligned to a huge page: a last one that is partly used would cost 2 MiB of memory all the same.
+  mapped_ = static_cast<size_t>(round_up(static_cast<int64_t>(size_bytes), int64_t{kPage}));
+  const size_t reserved = mapped_ + (huge ? kHugePage : 0);
+  void* base = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) throw Error(concat("could not reserve ", size_bytes, " bytes of memory"));
+  // Trim both ends of the over-sized reservation to the aligned part.
+  char* begin = static_cast<char*>(base);
+  char* aligned = begin + (alignment - reinterpret_cast<uintptr_t>(begin) % alignment) % alignment;
+  if (aligned != begin) munmap(begin, static_cast<size_t>(aligned - begin));
+  const size_t tail = reserved - static_cast<size_t>(aligned - begin) - mapped_;
+  if (tail) munmap(aligned + mapped_, tail);
+#ifdef MADV_HUGEPAGE
+  if (huge) madvise(aligned, mapped_, MADV_HUGEPAGE);
+#endif
+  data_ = aligned;
+}
+
+Buffer::~Buffer() {
+  if (data_) munmap(data_, mapped_);
+}
+
+}  // namespace steploop

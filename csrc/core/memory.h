@@ -1,0 +1,41 @@
+// Large aligned memory, taken once at start.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+namespace steploop {
+
+// Zeroed memory straight from the kernel, backed by huge pages where it allows; pages cost nothing until touched.
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(size_t size_bytes);  // throws Error saying how much was asked for
+  ~Buffer();
+  Buffer(Buffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)),
+        mapped_(std::exchange(other.mapped_, 0)) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(mapped_, other.mapped_);
+    return *this;
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  void* data() const { return data_; }
+  size_t size() const { return size_; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+  size_t mapped_ = 0;
+};
+
+}  // namespace steploop

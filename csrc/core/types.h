@@ -1,0 +1,39 @@
+// Ids, data types and small value types that every part shares.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace steploop {
+
+using TokenId = int32_t;
+using BlockId = int32_t;   // index of a KV block within its pool
+using SequenceId = int64_t;  // arrival number; never reused within an engine
+
+inline constexpr BlockId kNoBlock = -1;
+
+enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16 };
+
+inline constexpr size_t dtype_size(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+const char* dtype_name(DType dtype);
+DType dtype_from_name(const char* name);  // throws InvalidArgumentError for an unknown name
+
+// Stored bfloat16: the upper 16 bits of a float32.
+using bf16 = uint16_t;
+
+inline float bf16_to_float(bf16 value) { return __builtin_bit_cast(float, static_cast<uint32_t>(value) << 16); }
+
+// Round to nearest even; NaN stays NaN.
+inline bf16 float_to_bf16(float value) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<bf16>((bits >> 16) | 0x40u);
+  return static_cast<bf16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+float fp16_to_float(uint16_t value);
+
+inline constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+}  // namespace steploop
