@@ -1,0 +1,32 @@
+// What one step does, as a value: made by Scheduler::schedule, read by the runner, valid until the next schedule.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kv/kv_cache_spec.h"
+#include "sched/sequence.h"
+
+namespace steploop {
+
+struct ScheduledSequence {
+  const Sequence* sequence = nullptr;
+  int32_t first_token = 0;           // position of the first token to compute in this step
+  int32_t num_scheduled_tokens = 0;  // >= 1
+  int32_t num_sample_rows = 0;       // 1 when this step reaches the last token, else 0 (a prompt chunk)
+};
+
+struct SchedulerOutput {
+  int64_t step_id = 0;
+  std::vector<ScheduledSequence> scheduled;  // in arrival order
+  std::vector<BlockTransfer> transfers;      // to do before the step; empty today
+  std::vector<SequenceId> preempted;         // lost their blocks in this schedule call
+  int32_t num_scheduled_tokens = 0;
+  int32_t num_prompt_tokens = 0;  // of those, prompt tokens and tokens computed again after preemption
+  int32_t num_decode_tokens = 0;  // of those, output tokens computed for the first time
+  int32_t num_sample_rows = 0;
+
+  bool empty() const { return scheduled.empty(); }
+};
+
+}  // namespace steploop
