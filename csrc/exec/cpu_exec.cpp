@@ -1,0 +1,119 @@
+// CpuExec: how each operation is divided among the threads, and where they meet.
+#include "exec/cpu_exec.h"
+
+#include <cstring>
+
+#include "core/check.h"
+#include "core/cpu_features.h"
+#include "exec/cpu_weights.h"
+#include "kernels/cpu/kv_layout.h"
+
+namespace steploop {
+
+namespace {
+
+// From here on each thread owns a share of the rows and only meets the others around attention; below, every thread
+// has all rows and a share of the output columns, so that each weight is read by one thread, and they meet after
+// every operation.
+constexpr int64_t kMinRowsToSplit = 256;
+
+}  // namespace
+
+CpuExec::CpuExec(const ExecOptions& options)
+    : kernels_(select_cpu_kernels()),
+      team_(options.num_threads > 0 ? options.num_threads : default_num_threads()),
+      members_(static_cast<size_t>(team_.size())) {
+  const int32_t rows = AttentionScratch::rows_for(options.num_heads, options.num_kv_heads);
+  for (MemberState& member : members_) {
+    member.attention = AttentionScratch(rows, options.head_dim);
+    member.sampler = std::make_unique<SamplerScratch>(options.vocab_size);
+  }
+}
+
+void* CpuExec::allocate(size_t size_bytes) {
+  buffers_.emplace_back(size_bytes);
+  return buffers_.back().data();
+}
+
+void CpuExec::upload(void* destination, const void* source, size_t size_bytes) {
+  std::memcpy(destination, source, size_bytes);
+}
+
+KvCacheView CpuExec::make_kv_layer(DType dtype, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
+                                   int64_t num_blocks) {
+  KvCacheView view{nullptr, dtype, num_kv_heads, head_dim, block_size, 0};
+  view.block_bytes = kv_block_bytes(view);
+  view.data = allocate(static_cast<size_t>(num_blocks * view.block_bytes));
+  return view;
+}
+
+bool CpuExec::split_by_rows(int64_t num_rows) const { return num_rows >= kMinRowsToSplit && team_.size() > 1; }
+
+void CpuExec::sync(TeamMember& member, int64_t num_rows) const {
+  if (!split_by_rows(num_rows)) member.barrier();
+}
+
+void CpuExec::embedding(TeamMember& member, const Weight& table, const EmbeddingParams& params) {
+  const int64_t begin = member.share_begin(params.num_tokens), end = member.share_end(params.num_tokens);
+  if (const auto* rows = dynamic_cast<const CpuTableWeight*>(&table)) {
+    kernels_.embedding(params, rows->data(), rows->dtype(), begin, end);
+  } else {
+    const PackedLinear& packed = static_cast<const CpuLinearWeight&>(table).packed();
+    for (int64_t i = begin; i < end; ++i)
+      packed.unpack_column(params.token_ids[i], params.out + i * params.hidden_size);
+  }
+  sync(member, params.num_tokens);
+}
+
+void CpuExec::rms_norm(TeamMember& member, const Weight& weight, RmsNormParams params) {
+  params.weight = static_cast<const CpuVectorWeight&>(weight).data();
+  kernels_.rms_norm(params, member.share_begin(params.num_rows), member.share_end(params.num_rows));
+  sync(member, params.num_rows);
+}
+
+void CpuExec::linear(TeamMember& member, const Weight& weight, const LinearParams& params) {
+  const PackedLinear& packed = static_cast<const CpuLinearWeight&>(weight).packed();
+  const int64_t panels = packed.num_panels();
+  if (split_by_rows(params.num_rows))
+    kernels_.linear(packed, params, member.share_begin(params.num_rows), member.share_end(params.num_rows), 0, panels);
+  else
+    kernels_.linear(packed, params, 0, params.num_rows, member.share_begin(panels), member.share_end(panels));
+  sync(member, params.num_rows);
+}
+
+void CpuExec::rope_kv_write(TeamMember& member, const Weight* q_norm, const Weight* k_norm, RopeKvWriteParams params) {
+  if (q_norm) params.q_norm = static_cast<const CpuVectorWeight*>(q_norm)->data();
+  if (k_norm) params.k_norm = static_cast<const CpuVectorWeight*>(k_norm)->data();
+  kernels_.rope_kv_write(params, member.share_begin(params.num_tokens), member.share_end(params.num_tokens));
+  member.barrier();  // attention reads what all threads wrote
+}
+
+void CpuExec::attention(TeamMember& member, const AttentionParams& params) {
+  MemberState& state = members_[static_cast<size_t>(member.rank())];
+  const uint32_t parity = state.num_attention_calls++ % 2;
+  // Nobody uses the other counter any more: all members have left the call before, and none is in the next.
+  if (member.rank() == 0) next_item_[1 - parity].store(0, std::memory_order_relaxed);
+  std::atomic<int32_t>& next = next_item_[parity];
+  for (int32_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < params.num_items;)
+    kernels_.attention(params, params.items[i], state.attention);
+  member.barrier();
+}
+
+void CpuExec::gather_rows(TeamMember& member, const float* in, const int32_t* rows, float* out, int32_t num_rows,
+                          int32_t size) {
+  for (int64_t i = member.share_begin(num_rows); i < member.share_end(num_rows); ++i)
+    std::memcpy(out + i * size, in + static_cast<int64_t>(rows[i]) * size, static_cast<size_t>(size) * sizeof(float));
+  sync(member, num_rows);
+}
+
+void CpuExec::sample(TeamMember& member, const SampleParams& params) {
+  SamplerScratch& scratch = *members_[static_cast<size_t>(member.rank())].sampler;
+  for (size_t i = static_cast<size_t>(member.rank()); i < params.rows.size(); i += static_cast<size_t>(member.size())) {
+    SampleRow& row = params.rows[i];
+    row.logits = params.logits + static_cast<int64_t>(i) * params.vocab_size;
+    sample_row(row, scratch, params.results[i]);
+  }
+  member.barrier();
+}
+
+}  // namespace steploop

@@ -1,0 +1,102 @@
+// Arguments of every kernel, as plain structs shared by all backends. Strides are in elements.
+#pragma once
+
+#include <cstdint>
+
+#include "core/types.h"
+
+namespace steploop {
+
+// One layer's part of the KV cache. The layout inside a block belongs to the backend.
+struct KvCacheView {
+  void* data = nullptr;  // num_blocks * block_bytes
+  DType dtype = DType::kFloat32;
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t block_size = 0;   // tokens
+  int64_t block_bytes = 0;  // keys and values of all kv heads of this layer
+};
+
+struct EmbeddingParams {
+  const TokenId* token_ids = nullptr;  // [num_tokens]
+  float* out = nullptr;                // [num_tokens, hidden_size]
+  int32_t num_tokens = 0;
+  int32_t hidden_size = 0;
+};
+
+// out = (x [+ residual]) / rms(x [+ residual]) * weight; with a residual, x is replaced by the sum.
+struct RmsNormParams {
+  float* x = nullptr;               // [num_rows, size]
+  const float* residual = nullptr;  // [num_rows, size] or null
+  const float* weight = nullptr;    // [size]
+  void* out = nullptr;              // [num_rows, size] of out_dtype
+  DType out_dtype = DType::kFloat32;
+  int32_t num_rows = 0;
+  int32_t size = 0;
+  float eps = 0;
+};
+
+enum class Epilogue : uint8_t {
+  kStore,    // out = a w^T + bias
+  kAdd,      // out += a w^T + bias
+  kSiluMul,  // out = silu(gate) * up, gate and up being the two interleaved halves of w (see PackedLinear)
+};
+
+// The weight itself (packed, backend-owned) travels beside this.
+struct LinearParams {
+  const void* a = nullptr;      // [num_rows, in_features] of the weight's dtype
+  void* out = nullptr;          // [num_rows, out_features]; float32, or out_dtype for kSiluMul
+  int64_t out_stride = 0;
+  DType out_dtype = DType::kFloat32;
+  int32_t num_rows = 0;
+  Epilogue epilogue = Epilogue::kStore;
+};
+
+// Splits a projected row into heads, normalises q and k (optional), rotates them, writes q out and k, v to the cache.
+struct RopeKvWriteParams {
+  const float* qkv = nullptr;             // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
+  const int32_t* positions = nullptr;     // [num_tokens]
+  const int64_t* slot_mapping = nullptr;  // [num_tokens]: block * block_size + offset
+  const float* cos = nullptr;             // [max_position, head_dim / 2]
+  const float* sin = nullptr;             // [max_position, head_dim / 2]
+  const float* q_norm = nullptr;          // [head_dim] or null
+  const float* k_norm = nullptr;          // [head_dim] or null
+  float norm_eps = 0;
+  void* q = nullptr;                      // [num_tokens, num_heads, head_dim] of kv.dtype
+  KvCacheView kv;
+  int32_t num_tokens = 0;
+  int32_t num_heads = 0;
+};
+
+// A unit of attention work: consecutive query tokens of one sequence, all heads that share one kv head.
+struct AttentionItem {
+  int32_t sequence = 0;        // row of block_tables
+  int32_t query_row = 0;       // first row of q
+  int32_t out_row = 0;         // first row of out
+  int32_t num_rows = 0;        // query tokens
+  int32_t first_position = 0;  // of the first query token; a token attends to positions 0..its own
+  int32_t kv_head = 0;
+};
+
+struct AttentionParams {
+  const void* q = nullptr;                // [num_tokens, num_heads, head_dim] of kv.dtype
+  KvCacheView kv;
+  const BlockId* block_tables = nullptr;  // [num_sequences, block_table_stride]
+  int64_t block_table_stride = 0;
+  const AttentionItem* items = nullptr;   // [num_items]
+  int32_t num_items = 0;
+  void* out = nullptr;                    // [num_rows, num_heads, head_dim] of out_dtype
+  DType out_dtype = DType::kFloat32;
+  int32_t num_heads = 0;
+  float scale = 0;
+};
+
+struct SiluMulParams {
+  const float* gate_up = nullptr;  // [num_rows, 2 * size]: gate, then up
+  void* out = nullptr;             // [num_rows, size] of out_dtype
+  DType out_dtype = DType::kFloat32;
+  int32_t num_rows = 0;
+  int32_t size = 0;
+};
+
+}  // namespace steploop
