@@ -1,0 +1,347 @@
+// Engine: the inbox, and the step: schedule, build, forward, sample, update, report.
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/check.h"
+#include "sample/philox.h"
+
+namespace steploop {
+
+namespace {
+
+int64_t now_us() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+const EngineConfig& validated(const EngineConfig& config, const ModelConfig& model) {
+  auto require = [](bool holds, auto&&... what) {
+    if (!holds) throw InvalidArgumentError(concat(what...));
+  };
+  require(config.max_model_len >= 2, "max_model_len must be >= 2, got ", config.max_model_len);
+  require(config.max_model_len <= model.max_position_embeddings,
+          "max_model_len must be <= ", model.max_position_embeddings, ", the model's max_position_embeddings, got ",
+          config.max_model_len);
+  require(config.max_num_seqs >= 1 && config.max_num_seqs <= 65536, "max_num_seqs must be in 1..65536, got ",
+          config.max_num_seqs);
+  require(config.max_num_batched_tokens >= 1 && config.max_num_batched_tokens <= 1 << 20,
+          "max_num_batched_tokens must be in 1..1048576, got ", config.max_num_batched_tokens);
+  require(config.num_threads >= 0 && config.num_threads <= 1024, "num_threads must be in 0..1024, got ",
+          config.num_threads);
+  require(config.block_size == 8 || config.block_size == 16 || config.block_size == 32 || config.block_size == 64,
+          "block_size must be 8, 16, 32 or 64, got ", config.block_size);
+  require(config.num_kv_blocks >= 1, "num_kv_blocks must be >= 1, got ", config.num_kv_blocks);
+  const int64_t needed = ceil_div(config.max_model_len, config.block_size);
+  if (config.num_kv_blocks < needed) {
+    const int64_t block_bytes = model.kv_cache_spec(config.kv_dtype).bytes_per_token * config.block_size;
+    throw InvalidArgumentError(concat("the KV cache holds ", config.num_kv_blocks, " blocks of ", config.block_size,
+                                      " tokens, but one sequence of ", "max_model_len ", config.max_model_len,
+                                      " needs ", needed, ": ", (needed - config.num_kv_blocks) * block_bytes,
+                                      " bytes short; give it more memory or lower max_model_len to at most ",
+                                      int64_t{config.num_kv_blocks} * config.block_size));
+  }
+  for (TokenId eos : config.eos_token_ids)
+    require(eos >= 0 && eos < model.vocab_size, "eos_token_ids must be in 0..", model.vocab_size - 1, ", got ", eos);
+  return config;
+}
+
+}  // namespace
+
+struct Engine::Runner {
+  Runner(std::shared_ptr<const Model> model_in, const EngineConfig& config, int32_t max_num_running)
+      : model(std::move(model_in)),
+        exec(make_exec(model->device(), {config.num_threads, model->config().num_heads, model->config().num_kv_heads,
+                                         model->config().head_dim, model->config().vocab_size})),
+        decoder(*model, *exec,
+                {config.max_num_batched_tokens, max_num_running, config.max_model_len, config.block_size,
+                 config.num_kv_blocks, config.kv_dtype}),
+        batch(model->config(), config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len,
+              config.block_size),
+        rows(static_cast<size_t>(max_num_running)),
+        results(static_cast<size_t>(max_num_running)),
+        sampled(static_cast<size_t>(max_num_running)) {}
+
+  std::shared_ptr<const Model> model;
+  std::unique_ptr<Exec> exec;
+  Decoder decoder;
+  InputBatch batch;
+  std::vector<SampleRow> rows;
+  std::vector<SampleResult> results;
+  std::vector<SampledTokens> sampled;
+  int32_t num_rows = 0;  // of the last step
+};
+
+Engine::Engine(std::shared_ptr<const Model> model, const EngineConfig& config)
+    : config_(validated(config, model->config())), model_config_(model->config()) {
+  scheduler_ = std::make_unique<Scheduler>(
+      SchedulerConfig{config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.policy},
+      config.num_kv_blocks, config.block_size);
+  const int32_t max_num_running = std::min(config.max_num_seqs, config.max_num_batched_tokens);
+  runner_ = std::make_unique<Runner>(std::move(model), config_, max_num_running);
+  num_threads_ = runner_->exec->num_threads();
+  isa_ = runner_->exec->isa();
+  stats_.scheduler = scheduler_->stats();
+  outputs_.reserve(static_cast<size_t>(max_num_running));
+  ended_.reserve(static_cast<size_t>(max_num_running));
+}
+
+Engine::~Engine() { close(); }
+
+void Engine::check_alive() const {
+  if (closed_) throw EngineDeadError("the engine is closed");
+  if (!failure_.empty()) throw EngineDeadError(concat("the engine failed in an earlier step: ", failure_));
+}
+
+void Engine::check_token_ids(std::span<const TokenId> tokens) const {
+  for (size_t i = 0; i < tokens.size(); ++i)
+    if (tokens[i] < 0 || tokens[i] >= model_config_.vocab_size)
+      throw InvalidRequestError(concat("token ids must be in 0..", model_config_.vocab_size - 1, ", got ", tokens[i],
+                                       " at position ", i, " of the prompt"));
+}
+
+void Engine::add_request(std::string request_id, std::vector<TokenId> prompt, const SamplingParams& params,
+                         std::optional<int64_t> arrival_us) {
+  params.validate();
+  check_token_ids(prompt);
+  for (TokenId stop : params.stop_token_ids)
+    if (stop >= model_config_.vocab_size)
+      throw InvalidRequestError(concat("stop_token_ids must be in 0..", model_config_.vocab_size - 1, ", got ", stop));
+
+  auto request = std::make_unique<Request>();
+  request->id = std::move(request_id);
+  request->params = params;
+  request->stop.max_tokens = params.max_tokens;
+  request->stop.min_tokens = params.min_tokens;
+  request->stop.stop_token_ids = params.stop_token_ids;
+  if (!params.ignore_eos) request->stop.eos_token_ids = config_.eos_token_ids;
+  request->stop_token_ids = params.stop_token_ids;
+  request->stop_token_ids.insert(request->stop_token_ids.end(), request->stop.eos_token_ids.begin(),
+                                 request->stop.eos_token_ids.end());
+  request->arrival_us = arrival_us.value_or(now_us());
+
+  const std::lock_guard lock(inbox_mutex_);
+  check_alive();
+  scheduler_->check_request(prompt.size(), request->stop);
+  const auto [entry, inserted] = in_flight_.try_emplace(request->id, next_sequence_);
+  if (!inserted) throw DuplicateRequestError(concat("request_id ", request->id, " is already in flight"));
+  request->sequence = next_sequence_++;
+  request->seed = params.seed.value_or(request_seed(config_.seed, static_cast<uint64_t>(request->sequence)));
+  request->prompt = std::move(prompt);
+  added_.push_back(std::move(request));
+}
+
+bool Engine::abort_request(const std::string& request_id) {
+  const std::lock_guard lock(inbox_mutex_);
+  check_alive();
+  const auto found = in_flight_.find(request_id);
+  if (found == in_flight_.end()) return false;
+  aborted_.push_back(found->second);
+  return true;
+}
+
+int32_t Engine::num_unfinished_requests() const {
+  const std::lock_guard lock(inbox_mutex_);
+  return closed_ || !failure_.empty() ? 0 : static_cast<int32_t>(in_flight_.size());
+}
+
+EngineStats Engine::stats() const {
+  const std::lock_guard lock(inbox_mutex_);
+  EngineStats stats = stats_;
+  stats.num_queued = static_cast<int32_t>(added_.size());
+  return stats;
+}
+
+bool Engine::closed() const {
+  const std::lock_guard lock(inbox_mutex_);
+  return closed_;
+}
+
+void Engine::close() {
+  const std::lock_guard step_lock(step_mutex_);
+  const std::lock_guard lock(inbox_mutex_);
+  closed_ = true;
+  runner_.reset();
+  added_.clear();
+  aborted_.clear();
+  in_flight_.clear();
+}
+
+void Engine::step(FunctionRef<void(std::span<const StepOutput>)> consume) {
+  const std::lock_guard step_lock(step_mutex_);
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    check_alive();
+  }
+  try {
+    retire_finished();
+    take_inbox();
+    run_scheduled();
+  } catch (const std::exception& error) {
+    const std::lock_guard lock(inbox_mutex_);
+    failure_ = error.what();
+    in_flight_.clear();
+    throw EngineDeadError(concat("the step failed, all requests are lost: ", failure_));
+  }
+  consume(outputs_);
+}
+
+void Engine::retire_finished() {
+  for (SequenceId id : ended_) requests_.erase(id);
+  ended_.clear();
+  outputs_.clear();
+}
+
+void Engine::take_inbox() {
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    std::swap(taken_, added_);
+    std::swap(taken_aborts_, aborted_);
+  }
+  for (std::unique_ptr<Request>& request : taken_) {
+    scheduler_->add(request->sequence, std::move(request->prompt), std::move(request->stop), request->arrival_us);
+    requests_.emplace(request->sequence, std::move(request));
+  }
+  taken_.clear();
+  for (SequenceId id : taken_aborts_)
+    if (const Sequence* sequence = scheduler_->abort(id, now_us())) report(*sequence, nullptr);
+  taken_aborts_.clear();
+}
+
+void Engine::run_scheduled() {
+  durations_ = {};
+  int64_t mark = now_us();
+  auto lap = [&mark](int64_t& duration) {
+    const int64_t now = now_us();
+    duration = now - mark;
+    mark = now;
+  };
+  const size_t num_aborted = outputs_.size();
+  const SchedulerOutput& output = scheduler_->schedule(mark);
+  lap(durations_.schedule_us);
+  if (!output.empty()) {
+    SL_CHECK(output.transfers.empty(), "block transfers are not supported yet");
+    const ForwardBatch& batch = runner_->batch.build(output);
+    lap(durations_.build_us);
+    runner_->exec->run([&](TeamMember& member) { runner_->decoder.forward(member, batch); });
+    lap(durations_.forward_us);
+    sample_rows(output);
+    lap(durations_.sample_us);
+  }
+  const std::span<SampledTokens> sampled(runner_->sampled.data(),
+                                         output.empty() ? 0 : static_cast<size_t>(runner_->num_rows));
+  scheduler_->update(output.step_id, sampled, mark);
+  for (size_t i = 0; i < sampled.size(); ++i) report(*scheduler_->find(sampled[i].sequence), &runner_->results[i]);
+  lap(durations_.update_us);
+
+  const std::lock_guard lock(inbox_mutex_);
+  for (const StepOutput& ended : outputs_)
+    if (ended.finish_reason != FinishReason::kNone) in_flight_.erase(ended.request->id);
+  stats_.scheduler = scheduler_->stats();
+  if (output.empty() && num_aborted == 0) return;
+  stats_.last = durations_;
+  stats_.last_num_sequences = static_cast<int32_t>(output.scheduled.size());
+  stats_.last_num_prompt_tokens = output.num_prompt_tokens;
+  stats_.last_num_decode_tokens = output.num_decode_tokens;
+  stats_.total.schedule_us += durations_.schedule_us;
+  stats_.total.build_us += durations_.build_us;
+  stats_.total.forward_us += durations_.forward_us;
+  stats_.total.sample_us += durations_.sample_us;
+  stats_.total.update_us += durations_.update_us;
+}
+
+void Engine::sample_rows(const SchedulerOutput& output) {
+  Runner& runner = *runner_;
+  int32_t n = 0;
+  for (const ScheduledSequence& scheduled : output.scheduled) {
+    if (scheduled.num_sample_rows == 0) continue;
+    const Sequence& sequence = *scheduled.sequence;
+    const Request& request = *requests_.at(sequence.id);
+    SampleRow& row = runner.rows[static_cast<size_t>(n)];
+    row = {};
+    row.params = &request.params;
+    row.seed = request.seed;
+    row.position = sequence.num_tokens();
+    row.mask_stop_tokens = sequence.num_output_tokens() < request.params.min_tokens;
+    row.stop_token_ids = request.stop_token_ids;
+    runner.sampled[static_cast<size_t>(n)].sequence = sequence.id;
+    ++n;
+  }
+  runner.num_rows = n;
+  if (n == 0) return;
+  const SampleParams params{runner.decoder.logits(), model_config_.vocab_size,
+                            std::span(runner.rows).first(static_cast<size_t>(n)), runner.results.data()};
+  runner.exec->run([&](TeamMember& member) { runner.exec->sample(member, params); });
+  for (int32_t i = 0; i < n; ++i) {
+    const auto at = static_cast<size_t>(i);
+    SampledTokens& sampled = runner.sampled[at];
+    const SampleResult& result = runner.results[at];
+    sampled.failed = result.failed;
+    sampled.tokens = std::span(&result.token, result.failed ? 0 : 1);
+    sampled.num_accepted = static_cast<int32_t>(sampled.tokens.size());
+  }
+}
+
+void Engine::report(const Sequence& sequence, const SampleResult* sample) {
+  StepOutput output;
+  output.request = requests_.at(sequence.id).get();
+  if (sample && !sample->failed) {
+    output.has_token = true;
+    output.token = sample->token;
+    output.sample = sample;
+  }
+  output.finish_reason = sequence.finish_reason;
+  output.stop_token = sequence.stop_token;
+  output.num_preemptions = sequence.num_preemptions;
+  output.first_scheduled_us = sequence.first_scheduled_us;
+  output.first_token_us = sequence.first_token_us;
+  output.last_token_us = sequence.last_token_us;
+  outputs_.push_back(output);
+  if (sequence.state == SequenceState::kFinished) ended_.push_back(sequence.id);
+}
+
+std::vector<float> Engine::teacher_forced_logits(std::span<const TokenId> tokens) {
+  check_token_ids(tokens);
+  if (tokens.empty() || tokens.size() > static_cast<size_t>(config_.max_model_len))
+    throw InvalidRequestError(
+        concat("the sequence must have 1..", config_.max_model_len, " tokens, got ", tokens.size()));
+  const std::lock_guard step_lock(step_mutex_);
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    check_alive();
+    if (!in_flight_.empty())
+      throw InvalidRequestError("teacher_forced_logits needs an engine with no request in flight");
+  }
+  BlockManager& blocks = scheduler_->block_manager();
+  Sequence sequence;
+  sequence.tokens.assign(tokens.begin(), tokens.end());
+  SL_CHECK(blocks.grow(sequence.blocks, sequence.num_tokens()));
+  const auto vocab = static_cast<size_t>(model_config_.vocab_size);
+  std::vector<float> logits(tokens.size() * vocab);
+  const int32_t chunk = std::min(config_.max_num_seqs, config_.max_num_batched_tokens);
+  for (int32_t first = 0; first < sequence.num_tokens(); first += chunk) {
+    const int32_t count = std::min(chunk, sequence.num_tokens() - first);
+    SchedulerOutput output;
+    output.scheduled.push_back({&sequence, first, count, count});
+    output.num_scheduled_tokens = count;
+    const ForwardBatch& batch = runner_->batch.build(output);
+    runner_->exec->run([&](TeamMember& member) { runner_->decoder.forward(member, batch); });
+    std::copy_n(runner_->decoder.logits(), static_cast<size_t>(count) * vocab,
+                logits.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(first) * vocab));
+  }
+  blocks.free(sequence.blocks);
+  return logits;
+}
+
+void Engine::check_integrity() const { scheduler_->check_integrity(); }
+
+void Engine::shuffle_free_blocks(uint64_t seed) { scheduler_->block_manager().pool().shuffle_free_list(seed); }
+
+std::span<const float> Engine::last_logits() const {
+  if (!runner_) return {};
+  return {runner_->decoder.logits(),
+          static_cast<size_t>(runner_->num_rows) * static_cast<size_t>(model_config_.vocab_size)};
+}
+
+}  // namespace steploop

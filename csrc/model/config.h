@@ -1,0 +1,51 @@
+// The shape of a decoder-only transformer: Llama and its near relatives by configuration alone.
+#pragma once
+
+#include <cstdint>
+
+#include "core/types.h"
+#include "kv/kv_cache_spec.h"
+
+namespace steploop {
+
+enum class RopeScaling : uint8_t { kDefault, kLinear, kLlama3 };
+
+const char* rope_scaling_name(RopeScaling scaling);
+RopeScaling rope_scaling_from_name(const char* name);  // throws UnsupportedModelError
+
+struct ModelConfig {
+  int32_t vocab_size = 0;
+  int32_t hidden_size = 0;
+  int32_t intermediate_size = 0;
+  int32_t num_layers = 0;
+  int32_t num_heads = 0;
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+  float rms_norm_eps = 1e-5f;
+  int32_t max_position_embeddings = 0;
+
+  double rope_theta = 10000.0;
+  RopeScaling rope_scaling = RopeScaling::kDefault;
+  double rope_factor = 1.0;  // linear and llama3
+  double rope_low_freq_factor = 1.0;   // llama3
+  double rope_high_freq_factor = 4.0;  // llama3
+  int32_t rope_original_max_position_embeddings = 0;  // llama3
+
+  bool qkv_bias = false;
+  bool o_bias = false;
+  bool mlp_bias = false;
+  bool qk_norm = false;  // RMSNorm of each query and key head before rotation
+  bool tie_word_embeddings = false;
+
+  int32_t q_size() const { return num_heads * head_dim; }
+  int32_t kv_size() const { return num_kv_heads * head_dim; }
+  int32_t qkv_size() const { return q_size() + 2 * kv_size(); }
+
+  KvCacheSpec kv_cache_spec(DType kv_dtype) const {
+    return {num_layers, int64_t{2} * num_layers * kv_size() * static_cast<int64_t>(dtype_size(kv_dtype)), 0};
+  }
+
+  void validate() const;  // throws UnsupportedModelError that says what must hold and what was given
+};
+
+}  // namespace steploop

@@ -1,0 +1,56 @@
+// The forward pass of a decoder-only transformer, written once for every device.
+#pragma once
+
+#include <vector>
+
+#include "exec/exec.h"
+#include "model/forward_batch.h"
+#include "model/model.h"
+
+namespace steploop {
+
+class Decoder {
+ public:
+  struct Limits {
+    int32_t max_num_batched_tokens = 0;
+    int32_t max_num_sample_rows = 0;
+    int32_t max_model_len = 0;
+    int32_t block_size = 0;
+    int32_t num_kv_blocks = 0;
+    DType kv_dtype = DType::kFloat32;
+  };
+
+  // Takes activations, logits and the KV cache from the exec. Both must outlive this.
+  Decoder(const Model& model, Exec& exec, const Limits& limits);
+
+  // Every member of exec's team calls this. Afterwards logits() holds one row per sample row.
+  void forward(TeamMember& member, const ForwardBatch& batch);
+
+  float* logits() const { return logits_; }  // [max_num_sample_rows, vocab_size]
+
+ private:
+  void make_rope_table(int32_t max_position);
+  void attention_block(TeamMember& member, const ForwardBatch& batch, size_t layer);
+  void mlp_block(TeamMember& member, const LayerWeights& layer, float* x, int32_t num_rows);
+  void norm(TeamMember& member, const Weight& weight, float* x, int32_t num_rows);
+  void linear(TeamMember& member, const Weight& weight, const void* a, void* out, int64_t out_stride, int32_t num_rows,
+              Epilogue epilogue = Epilogue::kStore);
+
+  const Model& model_;
+  const ModelConfig& config_;
+  Exec& exec_;
+  DType dtype_;
+  std::vector<KvCacheView> kv_;  // per layer
+  float* rope_cos_ = nullptr;    // [max_position, head_dim / 2]
+  float* rope_sin_ = nullptr;
+  float* x_ = nullptr;           // [T, hidden]: the residual stream
+  float* x_sampled_ = nullptr;   // [S, hidden]: of the sampled rows, from the last layer's attention on
+  void* normed_ = nullptr;       // [T, hidden] of dtype
+  float* qkv_ = nullptr;         // [T, qkv_size]
+  void* q_ = nullptr;            // [T, num_heads, head_dim] of the KV dtype
+  void* attended_ = nullptr;     // [T, num_heads, head_dim] of dtype
+  void* inner_ = nullptr;        // [T, intermediate] of dtype
+  float* logits_ = nullptr;
+};
+
+}  // namespace steploop

@@ -1,0 +1,129 @@
+// Model: allocation of weights from the configuration, the name table, loading.
+#include "model/model.h"
+
+#include "core/check.h"
+
+namespace steploop {
+
+namespace {
+
+std::string shape_string(const std::vector<int64_t>& shape) {
+  std::string out = "[";
+  for (size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
+  return out + "]";
+}
+
+}  // namespace
+
+Model::Model(const ModelConfig& config, DType dtype, Device device) : config_(config), dtype_(dtype), device_(device) {
+  config_.validate();
+  if (dtype != DType::kFloat32 && dtype != DType::kBFloat16)
+    throw InvalidArgumentError(concat("dtype must be float32 or bfloat16, got ", dtype_name(dtype)));
+  const int64_t vocab = config_.vocab_size, hidden = config_.hidden_size;
+  lm_head_ = make_linear_weight(device, {vocab, hidden, dtype, false});
+  if (config_.tie_word_embeddings) {
+    add_target("model.embed_tokens.weight", *lm_head_, {vocab, hidden});
+  } else {
+    embedding_ = make_table_weight(device, vocab, hidden, dtype);
+    add_target("model.embed_tokens.weight", *embedding_, {vocab, hidden});
+    add_target("lm_head.weight", *lm_head_, {vocab, hidden});
+  }
+  final_norm_ = make_vector_weight(device, hidden);
+  add_target("model.norm.weight", *final_norm_, {hidden});
+  layers_.resize(static_cast<size_t>(config_.num_layers));
+  for (int32_t i = 0; i < config_.num_layers; ++i) add_layer(i);
+}
+
+void Model::add_target(const std::string& name, Weight& weight, std::vector<int64_t> shape, WeightPart part) {
+  targets_.emplace(name, Target{&weight, part, std::move(shape)});
+}
+
+void Model::add_layer(int32_t index) {
+  using Half = WeightPart::Half;
+  LayerWeights& layer = layers_[static_cast<size_t>(index)];
+  const ModelConfig& c = config_;
+  const int64_t hidden = c.hidden_size, inner = c.intermediate_size, q = c.q_size(), kv = c.kv_size();
+  const std::string prefix = concat("model.layers.", index, ".");
+  auto vector = [&](const std::string& name, int64_t size) {
+    auto weight = make_vector_weight(device_, size);
+    add_target(prefix + name + ".weight", *weight, {size});
+    return weight;
+  };
+  auto linear = [&](int64_t out, int64_t in, bool bias) {
+    return make_linear_weight(device_, {out, in, dtype_, bias});
+  };
+  auto part = [&](const std::string& name, Weight& weight, int64_t rows, int64_t columns, bool bias, WeightPart where) {
+    add_target(prefix + name + ".weight", weight, {rows, columns}, where);
+    where.bias = true;
+    if (bias) add_target(prefix + name + ".bias", weight, {rows}, where);
+  };
+  layer.input_norm = vector("input_layernorm", hidden);
+  layer.post_attention_norm = vector("post_attention_layernorm", hidden);
+  if (c.qk_norm) {
+    layer.q_norm = vector("self_attn.q_norm", c.head_dim);
+    layer.k_norm = vector("self_attn.k_norm", c.head_dim);
+  }
+  layer.qkv = linear(c.qkv_size(), hidden, c.qkv_bias);
+  part("self_attn.q_proj", *layer.qkv, q, hidden, c.qkv_bias, {0});
+  part("self_attn.k_proj", *layer.qkv, kv, hidden, c.qkv_bias, {q});
+  part("self_attn.v_proj", *layer.qkv, kv, hidden, c.qkv_bias, {q + kv});
+  layer.o = linear(hidden, q, c.o_bias);
+  part("self_attn.o_proj", *layer.o, hidden, q, c.o_bias, {});
+  layer.gate_up = linear(2 * inner, hidden, c.mlp_bias);
+  part("mlp.gate_proj", *layer.gate_up, inner, hidden, c.mlp_bias, {0, Half::kGate});
+  part("mlp.up_proj", *layer.gate_up, inner, hidden, c.mlp_bias, {0, Half::kUp});
+  layer.down = linear(hidden, inner, c.mlp_bias);
+  part("mlp.down_proj", *layer.down, hidden, inner, c.mlp_bias, {});
+}
+
+int64_t Model::weight_bytes() const {
+  int64_t bytes = lm_head_->size_bytes() + final_norm_->size_bytes() + (embedding_ ? embedding_->size_bytes() : 0);
+  for (const LayerWeights& layer : layers_)
+    for (const auto* weight : {&layer.input_norm, &layer.qkv, &layer.q_norm, &layer.k_norm, &layer.o,
+                               &layer.post_attention_norm, &layer.gate_up, &layer.down})
+      if (*weight) bytes += (*weight)->size_bytes();
+  return bytes;
+}
+
+std::map<std::string, std::vector<int64_t>> Model::expected_weights() const {
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (const auto& [name, target] : targets_) shapes.emplace(name, target.shape);
+  return shapes;
+}
+
+void Model::load_weight(const std::string& name, const TensorView& tensor) {
+  SL_CHECK(!finished_, "load_weight after finish_loading");
+  const auto found = targets_.find(name);
+  if (found == targets_.end()) {
+    // Some checkpoints store the output layer although it is tied to the embedding.
+    if (!(config_.tie_word_embeddings && name == "lm_head.weight")) problems_.push_back("unexpected " + name);
+    return;
+  }
+  Target& target = found->second;
+  if (++target.num_loads > 1) {
+    problems_.push_back("repeated " + name);
+    return;
+  }
+  const std::vector<int64_t> shape(tensor.shape.begin(), tensor.shape.begin() + tensor.ndim);
+  if (shape != target.shape) {
+    problems_.push_back(
+        concat("wrong shape of ", name, ": expected ", shape_string(target.shape), ", got ", tensor.shape_string()));
+    return;
+  }
+  if (!tensor.is_contiguous()) throw ModelLoadError(concat(name, " must be contiguous"));
+  target.weight->load(tensor, target.part);
+}
+
+void Model::finish_loading() {
+  std::vector<std::string> problems = problems_;
+  for (const auto& [name, target] : targets_)
+    if (target.num_loads == 0) problems.push_back("missing " + name);
+  if (!problems.empty()) {
+    std::string text = concat("the checkpoint does not fit the model (", problems.size(), " problems): ");
+    for (size_t i = 0; i < problems.size(); ++i) text += (i ? "; " : "") + problems[i];
+    throw ModelLoadError(text);
+  }
+  finished_ = true;
+}
+
+}  // namespace steploop

@@ -1,0 +1,71 @@
+// A model's weights on a device: the table from checkpoint names to where each tensor goes, and loading.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "exec/exec.h"
+#include "model/config.h"
+
+namespace steploop {
+
+struct LayerWeights {
+  std::unique_ptr<Weight> input_norm;
+  std::unique_ptr<Weight> qkv;  // q, k, v one after the other
+  std::unique_ptr<Weight> q_norm, k_norm;  // null without QK-norm
+  std::unique_ptr<Weight> o;
+  std::unique_ptr<Weight> post_attention_norm;
+  std::unique_ptr<Weight> gate_up;
+  std::unique_ptr<Weight> down;
+};
+
+class Model {
+ public:
+  // dtype: of the linear weights and what is multiplied with them, float32 or bfloat16.
+  Model(const ModelConfig& config, DType dtype, Device device);
+
+  const ModelConfig& config() const { return config_; }
+  DType dtype() const { return dtype_; }
+  Device device() const { return device_; }
+  int64_t weight_bytes() const;
+
+  // Checkpoint names (as Hugging Face's Llama has them) and shapes.
+  std::map<std::string, std::vector<int64_t>> expected_weights() const;
+
+  // Copies a tensor to its place. A name or shape that does not fit is remembered for finish_loading.
+  void load_weight(const std::string& name, const TensorView& tensor);
+
+  // Throws ModelLoadError naming every missing, unexpected and mis-shaped tensor. The model runs only after this.
+  void finish_loading();
+  bool finished() const { return finished_; }
+
+  const Weight& embedding() const { return config_.tie_word_embeddings ? *lm_head_ : *embedding_; }
+  const Weight& lm_head() const { return *lm_head_; }
+  const Weight& final_norm() const { return *final_norm_; }
+  const std::vector<LayerWeights>& layers() const { return layers_; }
+
+ private:
+  struct Target {
+    Weight* weight;
+    WeightPart part;
+    std::vector<int64_t> shape;
+    int num_loads = 0;
+  };
+  void add_target(const std::string& name, Weight& weight, std::vector<int64_t> shape, WeightPart part = {});
+  void add_layer(int32_t index);
+
+  ModelConfig config_;
+  DType dtype_;
+  Device device_;
+  std::unique_ptr<Weight> embedding_;  // null when tied
+  std::unique_ptr<Weight> lm_head_;
+  std::unique_ptr<Weight> final_norm_;
+  std::vector<LayerWeights> layers_;
+  std::map<std::string, Target> targets_;
+  std::vector<std::string> problems_;
+  bool finished_ = false;
+};
+
+}  // namespace steploop

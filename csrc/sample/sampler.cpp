@@ -1,0 +1,236 @@
+// The CPU sampler. Full sorts are avoided: only blocks whose maximum is high enough are searched for candidates, and of
+// these only the buckets in which a cut or the draw falls are sorted.
+#include "sample/sampler.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <limits>
+
+#include "sample/philox.h"
+#include "sample/row_math.h"
+
+namespace steploop {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// A weight of e^-32 of the largest is 1e-14: lost in the rounding of the others' sum.
+constexpr float kMaxDistance = 32;
+
+template <class T>
+bool ranks_before(const T& a, const T& b) {
+  return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+}
+
+void apply_bitmask(const float* logits, const uint32_t* bitmask, int32_t size, float* out) {
+  int32_t begin = 0;
+  for (; begin + 32 <= size; begin += 32) {
+    const uint32_t word = bitmask[begin / 32];
+    for (int i = 0; i < 32; ++i) out[begin + i] = word & (uint32_t{1} << i) ? logits[begin + i] : -kInfinity;
+  }
+  for (int32_t i = begin; i < size; ++i) out[i] = bitmask[i / 32] & (uint32_t{1} << (i % 32)) ? logits[i] : -kInfinity;
+}
+
+}  // namespace
+
+SamplerScratch::SamplerScratch(int32_t vocab_size)
+    : vocab_size_(vocab_size),
+      masked_logits_(std::make_unique_for_overwrite<float[]>(vocab_size)),
+      block_max_(std::make_unique_for_overwrite<float[]>(num_row_blocks(vocab_size))),
+      block_buffer_(std::make_unique_for_overwrite<float[]>(num_row_blocks(vocab_size))),
+      block_sum_(std::make_unique_for_overwrite<double[]>(num_row_blocks(vocab_size))),
+      candidates_(std::make_unique_for_overwrite<Candidate[]>(vocab_size)) {}
+
+// One call of sample_row.
+class RowSampler {
+ public:
+  RowSampler(const SampleRow& row, SamplerScratch& scratch)
+      : row_(row), params_(*row.params), scratch_(scratch), size_(scratch.vocab_size()), logits_(row.logits) {}
+
+  void run(SampleResult& result) {
+    result.token = -1;
+    result.logprob = 0;
+    result.num_top = 0;
+    RowScan scan = scan_row(logits_, size_, scratch_.block_max_.get());
+    result.failed = !scan.finite || scan.max == -kInfinity;
+    if (result.failed) return;
+
+    double log_sum = 0;
+    if (params_.logprobs >= 0) {
+      log_sum = scan.max + std::log(exp_sum(logits_, size_, scan.max, 1.0f, scratch_.block_sum_.get()));
+      find_top(log_sum, result);
+    }
+    if (row_.mask_stop_tokens || row_.allowed_bitmask) {
+      logits_ = mask();
+      scan = scan_row(logits_, size_, scratch_.block_max_.get());
+      result.failed = scan.max == -kInfinity;
+      if (result.failed) {
+        result.num_top = 0;
+        return;
+      }
+    }
+    result.token =
+        params_.is_greedy() ? first_max(logits_, size_, scratch_.block_max_.get(), scan.max) : draw(scan.max);
+    if (params_.logprobs >= 0) result.logprob = static_cast<float>(row_.logits[result.token] - log_sum);
+  }
+
+ private:
+  using Candidate = SamplerScratch::Candidate;
+  using Bucket = SamplerScratch::Bucket;
+  enum class Measure { kCount, kWeight };
+
+  // The shortest run of candidates by rank that reaches a target.
+  struct Prefix {
+    TokenId last = 0;
+    double weight = 0;
+  };
+
+  const float* mask() {
+    float* out = scratch_.masked_logits_.get();
+    if (row_.allowed_bitmask)
+      apply_bitmask(logits_, row_.allowed_bitmask, size_, out);
+    else
+      std::copy(logits_, logits_ + size_, out);
+    if (row_.mask_stop_tokens)
+      for (const TokenId token : row_.stop_token_ids)
+        if (token >= 0 && token < size_) out[token] = -kInfinity;
+    return out;
+  }
+
+  // At least `count` logits reach this.
+  float bound_of_largest(int32_t count) {
+    return lower_bound_of_largest(scratch_.block_max_.get(), num_row_blocks(size_), count,
+                                  scratch_.block_buffer_.get());
+  }
+
+  void find_top(double log_sum, SampleResult& result) {
+    if (params_.logprobs == 0) return;
+    const float lowest = bound_of_largest(params_.logprobs);
+    Candidate* const begin = scratch_.candidates_.get();
+    Candidate* end = begin;
+    for (int32_t block = 0; block < num_row_blocks(size_); ++block) {
+      if (scratch_.block_max_[block] < lowest) continue;
+      for (int32_t i = block * kRowBlock; i < std::min(size_, (block + 1) * kRowBlock); ++i)
+        if (logits_[i] >= lowest && logits_[i] != -kInfinity) *end++ = {logits_[i], i, 0, 0};
+    }
+    result.num_top = static_cast<int32_t>(std::min<int64_t>(params_.logprobs, end - begin));
+    std::partial_sort(begin, begin + result.num_top, end, ranks_before<Candidate>);
+    for (int32_t i = 0; i < result.num_top; ++i)
+      result.top[i] = {begin[i].token, static_cast<float>(begin[i].logit - log_sum)};
+  }
+
+  TokenId draw(float max) {
+    // FLT_MIN: scaled by it, -inf stays -inf even where 1 / temperature underflows.
+    const float scale = std::max(static_cast<float>(1.0 / params_.temperature), FLT_MIN);
+    const double number = uniform(row_.seed, row_.sample_index, row_.position);
+    const int32_t top_k = params_.top_k > 0 && params_.top_k < size_ ? params_.top_k : 0;
+    if (top_k == 0 && params_.top_p >= 1) return draw_uncut(max, scale, number);
+
+    double kept_weight;
+    if (top_k != 0) {
+      find_candidates(max, scale, (max - bound_of_largest(top_k)) * scale);
+      kept_weight = find_prefix(Measure::kCount, top_k).weight;
+    } else {
+      // Tokens of weight below (1 - top_p) * total / size together hold less than 1 - top_p, so none of them is needed.
+      kept_weight = exp_sum(logits_, size_, max, scale, scratch_.block_sum_.get());
+      const double needed = (1 - params_.top_p) * kept_weight / size_;
+      find_candidates(max, scale, static_cast<float>(0.01 - std::log(needed)));
+    }
+    if (params_.top_p < 1) kept_weight = find_prefix(Measure::kWeight, params_.top_p * kept_weight).weight;
+    return find_prefix(Measure::kWeight, number * kept_weight).last;
+  }
+
+  TokenId draw_uncut(float max, float scale, double number) {
+    double* block_sum = scratch_.block_sum_.get();
+    double remaining = number * exp_sum(logits_, size_, max, scale, block_sum);
+    // Should rounding carry the search past the end, the last token of some weight is it.
+    int32_t block = 0;
+    for (int32_t b = 0; b < num_row_blocks(size_); ++b) {
+      if (block_sum[b] == 0) continue;
+      block = b;
+      if (block_sum[b] >= remaining) break;
+      remaining -= block_sum[b];
+    }
+    float terms[kRowBlock];
+    exp_block(logits_, size_, block, max, scale, terms);
+    int32_t token = 0;
+    for (int32_t i = 0; i < kRowBlock; ++i) {
+      if (terms[i] == 0) continue;
+      token = i;
+      if (terms[i] >= remaining) break;
+      remaining -= terms[i];
+    }
+    return block * kRowBlock + token;
+  }
+
+  // Collects every token of distance (max - logit) * scale up to `farthest`, by id, and fills the buckets.
+  void find_candidates(float max, float scale, float farthest) {
+    farthest = std::clamp(farthest, 0.0f, kMaxDistance);
+    std::fill(std::begin(scratch_.buckets_), std::end(scratch_.buckets_), Bucket{0, 0});
+    Candidate* candidates = scratch_.candidates_.get();
+    float terms[kRowBlock];
+    for (int32_t block = 0; block < num_row_blocks(size_); ++block) {
+      if (!((max - scratch_.block_max_[block]) * scale <= farthest)) continue;
+      exp_block(logits_, size_, block, max, scale, terms);
+      const int32_t begin = block * kRowBlock;
+      // Every token is written and most are overwritten by the next: without a branch that would be mispredicted.
+      for (int32_t i = begin; i < std::min(size_, begin + kRowBlock); ++i) {
+        const float distance = (max - logits_[i]) * scale;
+        candidates[num_candidates_] = {logits_[i], i, terms[i - begin], 0};
+        num_candidates_ += distance <= farthest;
+      }
+    }
+    for (int32_t i = 0; i < num_candidates_; ++i) {
+      const float distance = (max - candidates[i].logit) * scale;
+      const auto position = static_cast<int32_t>(distance * (SamplerScratch::kNumBuckets / kMaxDistance));
+      const int32_t bucket = std::min(position, SamplerScratch::kNumBuckets - 1);
+      candidates[i].bucket = bucket;
+      scratch_.buckets_[bucket].count += 1;
+      scratch_.buckets_[bucket].weight += candidates[i].weight;
+      last_bucket_ = std::max(last_bucket_, bucket);
+    }
+  }
+
+  // Once this has cut, later calls with a target within what was kept add up the same sums in the same order: they end
+  // at the cut or before.
+  Prefix find_prefix(Measure measure, double target) {
+    double reached = 0;
+    Prefix prefix;
+    int32_t bucket = 0;
+    for (; bucket < last_bucket_; ++bucket) {
+      const Bucket& content = scratch_.buckets_[bucket];
+      const double next = reached + (measure == Measure::kCount ? content.count : content.weight);
+      if (next >= target) break;
+      reached = next;
+      prefix.weight += content.weight;
+    }
+    last_bucket_ = bucket;
+    Candidate* const begin = scratch_.candidates_.get();
+    Candidate* const end = std::partition(begin, begin + num_candidates_,
+                                          [bucket](const Candidate& candidate) { return candidate.bucket == bucket; });
+    std::sort(begin, end, ranks_before<Candidate>);
+    // Should rounding keep the target out of reach, the last candidate is it.
+    for (const Candidate* candidate = begin; candidate != end; ++candidate) {
+      reached += measure == Measure::kCount ? 1 : candidate->weight;
+      prefix.weight += candidate->weight;
+      prefix.last = candidate->token;
+      if (reached >= target) break;
+    }
+    return prefix;
+  }
+
+  const SampleRow& row_;
+  const SamplingParams& params_;
+  SamplerScratch& scratch_;
+  const int32_t size_;
+  const float* logits_;  // the row, or its masked copy
+  int32_t num_candidates_ = 0;
+  int32_t last_bucket_ = 0;  // the last one that is not empty, or in which a cut fell
+};
+
+void sample_row(const SampleRow& row, SamplerScratch& scratch, SampleResult& result) {
+  RowSampler(row, scratch).run(result);
+}
+
+}  // namespace steploop

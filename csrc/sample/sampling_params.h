@@ -1,0 +1,32 @@
+// How the tokens of one request are chosen and when it ends.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/types.h"
+
+namespace steploop {
+
+inline constexpr int32_t kMaxTopLogprobs = 20;
+
+struct SamplingParams {
+  double temperature = 1.0;             // >= 0; below kGreedyTemperature the most likely token is taken
+  int32_t top_k = 0;                    // keep the k most likely tokens; 0 or -1: all
+  double top_p = 1.0;                   // in (0, 1]: then keep the fewest that hold this share of what is left
+  std::optional<uint64_t> seed;         // none: drawn from the engine's seed and the arrival number
+  int32_t max_tokens = 16;              // output tokens, >= 1
+  int32_t min_tokens = 0;               // output tokens before eos or a stop token may come
+  std::vector<TokenId> stop_token_ids;  // end the request, beside the model's eos tokens
+  bool ignore_eos = false;              // the model's eos tokens do not end the request
+  int32_t logprobs = -1;                // -1: none; 0: of the chosen token; N: and of the N most likely
+
+  static constexpr double kGreedyTemperature = 1e-5;
+
+  bool is_greedy() const { return temperature < kGreedyTemperature || top_k == 1; }
+  void validate() const;  // throws InvalidRequestError that says what must hold and what was given
+  bool operator==(const SamplingParams&) const = default;
+};
+
+}  // namespace steploop
