@@ -1,0 +1,131 @@
+// ModelConfig and Model.
+#include <pybind11/stl.h>
+
+#include "bindings/bindings.h"
+#include "core/errors.h"
+#include "model/model.h"
+
+namespace py = pybind11;
+using py::literals::operator""_a;
+
+namespace steploop {
+
+namespace {
+
+// Reads a torch tensor by its Python attributes: no torch header is needed.
+TensorView view_of(const std::string& name, const py::object& tensor) {
+  if (!py::hasattr(tensor, "data_ptr")) throw ModelLoadError(concat(name, " is not a torch.Tensor"));
+  const std::string device = py::cast<std::string>(tensor.attr("device").attr("type"));
+  if (device != "cpu") throw ModelLoadError(concat(name, " must be on the CPU, got ", device));
+  TensorView view;
+  const auto shape = py::cast<std::vector<int64_t>>(tensor.attr("shape"));
+  const auto strides = py::cast<std::vector<int64_t>>(tensor.attr("stride")());
+  if (shape.size() > TensorView::kMaxDims)
+    throw ModelLoadError(concat(name, " must have at most ", TensorView::kMaxDims, " dimensions, got ", shape.size()));
+  const std::string dtype = py::cast<std::string>(py::str(tensor.attr("dtype")));  // "torch.float32"
+  if (dtype == "torch.float32")
+    view.dtype = DType::kFloat32;
+  else if (dtype == "torch.bfloat16")
+    view.dtype = DType::kBFloat16;
+  else if (dtype == "torch.float16")
+    view.dtype = DType::kFloat16;
+  else
+    throw ModelLoadError(concat(name, " must be float32, bfloat16 or float16, got ", dtype));
+  view.data = reinterpret_cast<const void*>(py::cast<uintptr_t>(tensor.attr("data_ptr")()));
+  view.ndim = static_cast<int>(shape.size());
+  std::copy(shape.begin(), shape.end(), view.shape.begin());
+  std::copy(strides.begin(), strides.end(), view.strides.begin());
+  return view;
+}
+
+void bind_config(py::module_& m) {
+  const ModelConfig defaults;
+  py::class_<ModelConfig>(m, "ModelConfig", "The shape of a decoder-only transformer. Sizes are in elements.")
+      .def(py::init([](int32_t vocab_size, int32_t hidden_size, int32_t intermediate_size, int32_t num_layers,
+                       int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, float rms_norm_eps,
+                       int32_t max_position_embeddings, double rope_theta, const std::string& rope_scaling,
+                       double rope_factor, double rope_low_freq_factor, double rope_high_freq_factor,
+                       int32_t rope_original_max_position_embeddings, bool qkv_bias, bool o_bias, bool mlp_bias,
+                       bool qk_norm, bool tie_word_embeddings) {
+             ModelConfig config{vocab_size,
+                                hidden_size,
+                                intermediate_size,
+                                num_layers,
+                                num_heads,
+                                num_kv_heads,
+                                head_dim,
+                                rms_norm_eps,
+                                max_position_embeddings,
+                                rope_theta,
+                                rope_scaling_from_name(rope_scaling.c_str()),
+                                rope_factor,
+                                rope_low_freq_factor,
+                                rope_high_freq_factor,
+                                rope_original_max_position_embeddings,
+                                qkv_bias,
+                                o_bias,
+                                mlp_bias,
+                                qk_norm,
+                                tie_word_embeddings};
+             config.validate();
+             return config;
+           }),
+           py::kw_only(), "vocab_size"_a, "hidden_size"_a, "intermediate_size"_a, "num_layers"_a, "num_heads"_a,
+           "num_kv_heads"_a, "head_dim"_a, "rms_norm_eps"_a, "max_position_embeddings"_a, "rope_theta"_a,
+           "rope_scaling"_a = "default", "rope_factor"_a = defaults.rope_factor,
+           "rope_low_freq_factor"_a = defaults.rope_low_freq_factor,
+           "rope_high_freq_factor"_a = defaults.rope_high_freq_factor, "rope_original_max_position_embeddings"_a = 0,
+           "qkv_bias"_a = false, "o_bias"_a = false, "mlp_bias"_a = false, "qk_norm"_a = false,
+           "tie_word_embeddings"_a = false,
+           "Raises UnsupportedModelError for a shape that cannot run. rope_scaling: default, linear or llama3.")
+      .def_readonly("vocab_size", &ModelConfig::vocab_size)
+      .def_readonly("hidden_size", &ModelConfig::hidden_size)
+      .def_readonly("intermediate_size", &ModelConfig::intermediate_size)
+      .def_readonly("num_layers", &ModelConfig::num_layers)
+      .def_readonly("num_heads", &ModelConfig::num_heads)
+      .def_readonly("num_kv_heads", &ModelConfig::num_kv_heads)
+      .def_readonly("head_dim", &ModelConfig::head_dim)
+      .def_readonly("rms_norm_eps", &ModelConfig::rms_norm_eps)
+      .def_readonly("max_position_embeddings", &ModelConfig::max_position_embeddings)
+      .def_readonly("rope_theta", &ModelConfig::rope_theta)
+      .def_property_readonly("rope_scaling", [](const ModelConfig& c) { return rope_scaling_name(c.rope_scaling); })
+      .def_readonly("rope_factor", &ModelConfig::rope_factor)
+      .def_readonly("rope_low_freq_factor", &ModelConfig::rope_low_freq_factor)
+      .def_readonly("rope_high_freq_factor", &ModelConfig::rope_high_freq_factor)
+      .def_readonly("rope_original_max_position_embeddings", &ModelConfig::rope_original_max_position_embeddings)
+      .def_readonly("qkv_bias", &ModelConfig::qkv_bias)
+      .def_readonly("o_bias", &ModelConfig::o_bias)
+      .def_readonly("mlp_bias", &ModelConfig::mlp_bias)
+      .def_readonly("qk_norm", &ModelConfig::qk_norm)
+      .def_readonly("tie_word_embeddings", &ModelConfig::tie_word_embeddings);
+}
+
+}  // namespace
+
+void bind_model(py::module_& m) {
+  bind_config(m);
+  py::class_<Model, std::shared_ptr<Model>>(m, "Model", "A model's weights, packed for a device.")
+      .def(py::init([](const ModelConfig& config, const std::string& dtype, const std::string& device) {
+             return std::make_shared<Model>(config, dtype_from_name(dtype.c_str()), device_from_name(device.c_str()));
+           }),
+           "config"_a, py::kw_only(), "dtype"_a, "device"_a = "cpu",
+           "Takes the memory of all weights. dtype: float32 or bfloat16. Raises UnsupportedDeviceError.")
+      .def("expected_weights", &Model::expected_weights, "Checkpoint names and the shape of each.")
+      .def(
+          "load_weight",
+          [](Model& model, const std::string& name, const py::object& tensor) {
+            const TensorView view = view_of(name, tensor);
+            const py::gil_scoped_release release;
+            model.load_weight(name, view);
+          },
+          "name"_a, "tensor"_a,
+          "Copies a contiguous float32, bfloat16 or float16 CPU torch.Tensor to its place. A name or shape that does not "
+          "fit is reported by finish_loading.")
+      .def("finish_loading", &Model::finish_loading,
+           "Raises ModelLoadError naming every missing, unexpected, repeated and mis-shaped tensor.")
+      .def_property_readonly("weight_bytes", &Model::weight_bytes)
+      .def_property_readonly("config", &Model::config)
+      .def_property_readonly("dtype", [](const Model& model) { return dtype_name(model.dtype()); });
+}
+
+}  // namespace steploop

@@ -1,0 +1,122 @@
+// Python: SamplingParams, and the sampler and its generator alone, for tests and studies.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+
+#include "bindings/bindings.h"
+#include "core/errors.h"
+#include "sample/philox.h"
+#include "sample/sampler.h"
+
+namespace py = pybind11;
+
+namespace steploop {
+namespace {
+
+// Types and widths are checked by the Python class of the same name, with better words than a failed conversion has.
+SamplingParams make_params(double temperature, int32_t top_k, double top_p, std::optional<uint64_t> seed,
+                           int32_t max_tokens, int32_t min_tokens, std::vector<TokenId> stop_token_ids, bool ignore_eos,
+                           std::optional<int32_t> logprobs) {
+  // -1 stands for none in C++ only.
+  if (logprobs && *logprobs < 0)
+    throw InvalidRequestError(concat("logprobs must be in 0..", kMaxTopLogprobs, ", or None, got ", *logprobs));
+  SamplingParams params = {.temperature = temperature,
+                           .top_k = top_k,
+                           .top_p = top_p,
+                           .seed = seed,
+                           .max_tokens = max_tokens,
+                           .min_tokens = min_tokens,
+                           .stop_token_ids = std::move(stop_token_ids),
+                           .ignore_eos = ignore_eos,
+                           .logprobs = logprobs.value_or(-1)};
+  params.validate();
+  return params;
+}
+
+std::optional<int32_t> logprobs_to_python(const SamplingParams& params) {
+  return params.logprobs < 0 ? std::nullopt : std::optional(params.logprobs);
+}
+
+std::string params_repr(const SamplingParams& params) {
+  auto text = [](const auto& value) { return std::string(py::repr(py::cast(value))); };
+  return concat("SamplingParams(temperature=", text(params.temperature), ", top_k=", params.top_k,
+                ", top_p=", text(params.top_p), ", seed=", text(params.seed), ", max_tokens=", params.max_tokens,
+                ", min_tokens=", params.min_tokens, ", stop_token_ids=", text(params.stop_token_ids),
+                ", ignore_eos=", text(params.ignore_eos), ", logprobs=", text(logprobs_to_python(params)), ")");
+}
+
+// No conversion: a copy would hide that the caller holds another dtype.
+using FloatRow = py::array_t<float, py::array::c_style>;
+using BitmaskRow = py::array_t<int32_t, py::array::c_style>;
+
+py::tuple sample(const FloatRow& logits, const SamplingParams& params, uint64_t seed, int32_t sample_index,
+                 int64_t position, const std::vector<TokenId>& masked_token_ids,
+                 const std::optional<BitmaskRow>& bitmask) {
+  if (logits.ndim() != 1 || logits.size() == 0)
+    throw InvalidArgumentError(concat("logits must have 1 dimension and a token or more, got ", logits.ndim(),
+                                      " dimensions and ", logits.size(), " tokens"));
+  const auto vocab_size = static_cast<int32_t>(logits.size());
+  SampleRow row;
+  row.logits = logits.data();
+  row.params = &params;
+  row.seed = seed;
+  row.sample_index = sample_index;
+  row.position = position;
+  row.mask_stop_tokens = !masked_token_ids.empty();
+  row.stop_token_ids = masked_token_ids;
+  if (bitmask) {
+    if (bitmask->ndim() != 1 || bitmask->size() != ceil_div(vocab_size, 32))
+      throw InvalidArgumentError(
+          concat("bitmask must have ", ceil_div(vocab_size, 32), " words, got ", bitmask->size()));
+    row.allowed_bitmask = reinterpret_cast<const uint32_t*>(bitmask->data());
+  }
+  SamplerScratch scratch(vocab_size);
+  SampleResult result;
+  sample_row(row, scratch, result);
+  py::list top;
+  for (int32_t i = 0; i < result.num_top; ++i) top.append(py::make_tuple(result.top[i].token, result.top[i].logprob));
+  return py::make_tuple(result.token, result.logprob, top, result.failed);
+}
+
+}  // namespace
+
+void bind_sampling(py::module_& m) {
+  py::class_<SamplingParams>(
+      m, "SamplingParams",
+      "How the tokens of one request are chosen and when it ends. top_k 0 or -1 keeps all tokens, "
+      "logprobs None gives none. Raises InvalidRequestError for a value out of its range.")
+      .def(py::init(&make_params), py::kw_only(), py::arg("temperature") = 1.0, py::arg("top_k") = 0,
+           py::arg("top_p") = 1.0, py::arg("seed") = py::none(), py::arg("max_tokens") = 16, py::arg("min_tokens") = 0,
+           py::arg("stop_token_ids") = std::vector<TokenId>{}, py::arg("ignore_eos") = false,
+           py::arg("logprobs") = py::none())
+      .def_readonly("temperature", &SamplingParams::temperature)
+      .def_readonly("top_k", &SamplingParams::top_k)
+      .def_readonly("top_p", &SamplingParams::top_p)
+      .def_readonly("seed", &SamplingParams::seed)
+      .def_readonly("max_tokens", &SamplingParams::max_tokens)
+      .def_readonly("min_tokens", &SamplingParams::min_tokens)
+      .def_readonly("stop_token_ids", &SamplingParams::stop_token_ids)
+      .def_readonly("ignore_eos", &SamplingParams::ignore_eos)
+      .def_property_readonly("logprobs", &logprobs_to_python)
+      .def("__repr__", &params_repr)
+      .def("__eq__", [](const SamplingParams& a, const SamplingParams& b) { return a == b; }, py::is_operator());
+
+  m.def("sample", &sample, py::arg("logits").noconvert(), py::arg("params"), py::kw_only(), py::arg("seed"),
+        py::arg("sample_index") = 0, py::arg("position") = 0, py::arg("masked_token_ids") = std::vector<TokenId>{},
+        py::arg("bitmask").noconvert() = py::none(),
+        "Chooses one token from float32 logits [vocab]; bitmask: int32 [ceil(vocab / 32)], a set bit allows its token. "
+        "Returns (token, logprob, [(token, logprob), ...], failed).");
+  m.def(
+      "philox4x32",
+      [](const std::array<uint32_t, 4>& counter, const std::array<uint32_t, 2>& key) {
+        const Philox4x32 out = philox4x32_10({{counter[0], counter[1], counter[2], counter[3]}}, key[0], key[1]);
+        return std::array<uint32_t, 4>{out.word[0], out.word[1], out.word[2], out.word[3]};
+      },
+      py::arg("counter"), py::arg("key"), "Philox4x32-10: four 32-bit words of four counter and two key words.");
+  m.def("uniform", &uniform, py::kw_only(), py::arg("seed"), py::arg("sample_index"), py::arg("position"),
+        "The number in (0, 1) that the token at a position is drawn with.");
+}
+
+}  // namespace steploop
