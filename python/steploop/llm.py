@@ -1,0 +1,168 @@
+"""LLM: generates for whole lists of prompts; the engine batches them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+from steploop.config import EngineConfig
+from steploop.engine import LLMEngine, Prompt
+from steploop.errors import InvalidRequestError, SteploopError
+from steploop.outputs import RequestOutput
+from steploop.progress import RequestProgress
+from steploop.request_state import RequestState
+from steploop.sampling_params import SamplingParams
+from steploop.tokenizer import Message, Tokenizer
+
+SamplingParamsArgument = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model ready to generate. Takes the settings of `EngineConfig` as keywords, and raises as `LLMEngine` does.
+
+    One call at a time; for requests that come and go while others run, use `LLMEngine`.
+    """
+
+    def __init__(self, model: str | Path, **settings: Any) -> None:
+        self.engine = LLMEngine(EngineConfig(model=model, **settings))
+        self._request_ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParamsArgument = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Completes prompts.
+
+        Args:
+            prompts: One prompt (see `steploop.engine.Prompt`) or a list of them.
+            sampling_params: For all prompts, or one for each. Default: `SamplingParams()`.
+            use_tqdm: Show a progress bar when standard error is a terminal.
+
+        Returns:
+            One finished output for each prompt, in their order.
+
+        Raises:
+            InvalidRequestError: any of the prompts or parameters is not valid; then none of them was started.
+            KeyboardInterrupt: Ctrl-C; the call's requests are aborted and the LLM can be used again.
+        """
+        prompt_list = _as_prompt_list(prompts)
+        return self._run(self._prepare(prompt_list, sampling_params), use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParamsArgument = None,
+        *,
+        add_generation_prompt: bool = True,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answers conversations under the model's chat template.
+
+        Args:
+            messages: One conversation (a list of messages {"role": ..., "content": ...}) or a list of them.
+            add_generation_prompt: End the prompt where the assistant's turn begins.
+
+        Returns, raises and the other arguments: as `generate`.
+        """
+        tokenizer = self._tokenizer()
+        conversations = _as_conversation_list(messages)
+        prompts: list[Prompt] = []
+        for conversation in conversations:
+            text = tokenizer.render_chat(conversation, add_generation_prompt=add_generation_prompt)
+            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode_rendered(text)})
+        return self._run(self._prepare(prompts, sampling_params), use_tqdm)
+
+    def get_tokenizer(self) -> Any:
+        """The transformers tokenizer in use.
+
+        Raises:
+            InvalidRequestError: the model came without one.
+        """
+        return self._tokenizer().hf
+
+    def close(self) -> None:
+        """Frees the model and the KV cache; may be called again."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.engine.tokenizer is None:
+            raise InvalidRequestError(f"{self.engine.config.model} has no tokenizer; set EngineConfig.tokenizer")
+        return self.engine.tokenizer
+
+    def _prepare(self, prompts: Sequence[Prompt], sampling_params: SamplingParamsArgument) -> list[RequestState]:
+        """Checks every prompt before any is added."""
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            params: Sequence[SamplingParams | None] = [sampling_params] * len(prompts)
+        else:
+            params = sampling_params
+        if len(params) != len(prompts):
+            raise InvalidRequestError(
+                f"sampling_params must be one for all or one for each prompt, got {len(params)} for {len(prompts)}"
+            )
+        return [
+            self.engine.prepare_request(str(next(self._request_ids)), prompt, one)
+            for prompt, one in zip(prompts, params, strict=True)
+        ]
+
+    def _run(self, requests: list[RequestState], use_tqdm: bool) -> list[RequestOutput]:
+        num_tokens = dict.fromkeys((request.request_id for request in requests), 0)
+        finished: dict[str, RequestOutput] = {}
+        try:
+            for request in requests:
+                self.engine.submit(request)
+            with RequestProgress(len(requests), enabled=use_tqdm) as progress:
+                while len(finished) < len(requests):
+                    num_before, new_tokens = len(finished), 0
+                    for output in self.engine.step():
+                        if output.request_id not in num_tokens:
+                            continue  # left over from a call that was interrupted twice
+                        length = len(output.outputs[0].token_ids)
+                        new_tokens += length - num_tokens[output.request_id]
+                        num_tokens[output.request_id] = length
+                        if output.finished:
+                            finished[output.request_id] = output
+                    progress.update(num_finished=len(finished) - num_before, num_tokens=new_tokens)
+        except BaseException:
+            self._discard(num_tokens.keys() - finished.keys())
+            raise
+        return [finished[request.request_id] for request in requests]
+
+    def _discard(self, request_ids: set[str]) -> None:
+        """Aborts requests and takes their last outputs out of the engine."""
+        with contextlib.suppress(SteploopError):  # the caller's exception matters more than a dead engine's
+            self.engine.abort_request(request_ids)
+            while not request_ids.isdisjoint(self.engine.unfinished_request_ids()):
+                self.engine.step()
+
+
+def _as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise InvalidRequestError(f"prompts must be a prompt or a list of prompts, got {prompts!r}")
+    if prompts and not isinstance(prompts[0], (str, Mapping, Sequence)):
+        return [cast(Prompt, prompts)]  # token ids
+    return list(cast(Sequence[Prompt], prompts))
+
+
+def _as_conversation_list(messages: object) -> list[Sequence[Message]]:
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise InvalidRequestError(f"messages must be a conversation or a list of conversations, got {messages!r}")
+    if messages and isinstance(messages[0], Mapping):
+        return [messages]
+    return list(messages)

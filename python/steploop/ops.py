@@ -1,0 +1,139 @@
+"""The CPU kernels as torch operators, `torch.ops.steploop.*`, for tests and for other people's models.
+
+Importing this module loads them. All tensors are contiguous and on the CPU; a wrong dtype, shape or stride raises
+`RuntimeError` saying what must hold. Shapes, with `[...]` for any number of leading dimensions:
+
+- `embedding(token_ids int32 [tokens], table [vocab, size])` -> float32 [tokens, size]
+- `rms_norm(x float32 [..., size], weight float32 [size], eps, out_dtype=None)` -> [..., size]
+- `add_rms_norm(x, residual, weight, eps, out_dtype=None)`: adds `residual` to `x` in place, then the same
+- `silu_and_mul(gate_up float32 [..., 2 * size], out_dtype=None)` -> [..., size]
+- `log_softmax(logits float32 [..., vocab])` -> [..., vocab]; NaN throughout for a row with NaN or +inf
+- `argmax(logits float32 [..., vocab])` -> int64 [...], ties to the lowest index; -1 for a row with NaN or +inf
+- `pack_linear(weight [out, in], bias float32 [out] or None)`, `pack_gate_up(gate [size, in], up [size, in])` -> uint8:
+  the weight in the order the kernels read it. To be handed on as it is: a copy of the tensor cannot be used
+- `linear(x [..., in], packed, out)` -> float32 [..., out]; `add_linear(out float32 [..., out], x, packed)` adds to out
+- `linear_silu_and_mul(x [..., in], packed, size)` -> [..., size] of x's dtype, with a weight from `pack_gate_up`
+- `rope_kv_write(qkv float32 [tokens, (heads + 2 * kv_heads) * head_dim], positions int32 [tokens],
+  cos, sin float32 [positions, head_dim / 2], slot_mapping int64 [tokens], kv_cache, heads, q_norm=None, k_norm=None,
+  norm_eps=1e-6)` -> q [tokens, heads, head_dim] of the cache's dtype; writes k and v to the cache.
+  A slot is block * block_size + offset
+- `kv_write(key, value [tokens, kv_heads, head_dim], slot_mapping, kv_cache)` and
+  `kv_read(kv_cache, slot_mapping)` -> key, value: plain copies in and out
+- `paged_attention(q [tokens, heads, head_dim], kv_cache, block_tables int32 [sequences, blocks],
+  cu_seqlens_q int32 [sequences + 1], seq_lens int32 [sequences], scale, out_dtype=None)` -> [tokens, heads, head_dim].
+  Causal: the last query token of a sequence is the last of its seq_lens tokens
+
+`out_dtype` is float32 (the default) or bfloat16; so are weights, the cache (see `new_kv_cache`), and what is computed
+with them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+torch.ops.load_library(str(Path(__file__).with_name("libsteploop_ops.so")))
+
+
+def new_kv_cache(
+    num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """A KV cache of one layer: [num_blocks, num_kv_heads, 2, block_size, head_dim], zeroed.
+
+    Keys, then values; the order of elements within the last two dimensions belongs to the kernels.
+    """
+    return torch.zeros(num_blocks, num_kv_heads, 2, block_size, head_dim, dtype=dtype)
+
+
+# What each operator returns, for torch.compile and other tracing: shapes without values.
+
+
+@torch.library.register_fake("steploop::embedding")
+def _(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    return table.new_empty((token_ids.shape[0], table.shape[1]), dtype=torch.float32)
+
+
+@torch.library.register_fake("steploop::rms_norm")
+def _(x: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.empty_like(x, dtype=out_dtype)
+
+
+@torch.library.register_fake("steploop::add_rms_norm")
+def _(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    return torch.empty_like(x, dtype=out_dtype)
+
+
+@torch.library.register_fake("steploop::silu_and_mul")
+def _(gate_up: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    return gate_up.new_empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2), dtype=out_dtype)
+
+
+@torch.library.register_fake("steploop::log_softmax")
+def _(logits: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(logits)
+
+
+@torch.library.register_fake("steploop::argmax")
+def _(logits: torch.Tensor) -> torch.Tensor:
+    return logits.new_empty(logits.shape[:-1], dtype=torch.int64)
+
+
+@torch.library.register_fake("steploop::linear")
+def _(x: torch.Tensor, packed: torch.Tensor, out_features: int) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], out_features), dtype=torch.float32)
+
+
+@torch.library.register_fake("steploop::add_linear")
+def _(out: torch.Tensor, x: torch.Tensor, packed: torch.Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("steploop::linear_silu_and_mul")
+def _(x: torch.Tensor, packed: torch.Tensor, size: int) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], size))
+
+
+@torch.library.register_fake("steploop::rope_kv_write")
+def _(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_cache: torch.Tensor,
+    num_heads: int,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    norm_eps: float = 1e-6,
+) -> torch.Tensor:
+    return kv_cache.new_empty((qkv.shape[0], num_heads, kv_cache.shape[-1]))
+
+
+@torch.library.register_fake("steploop::kv_write")
+def _(key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor, kv_cache: torch.Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("steploop::kv_read")
+def _(kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (slot_mapping.shape[0], kv_cache.shape[1], kv_cache.shape[4])
+    return kv_cache.new_empty(shape), kv_cache.new_empty(shape)
+
+
+@torch.library.register_fake("steploop::paged_attention")
+def _(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    return torch.empty_like(q, dtype=out_dtype or torch.float32)
+
+
+__all__ = ["new_kv_cache"]

@@ -1,0 +1,87 @@
+"""What the engine returns: RequestOutput and its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Natural log of a token's probability under the model, before temperature, top_k and top_p."""
+
+    logprob: float
+    rank: int | None
+    """1 for the most likely token; None where it lies beyond the logprobs asked for."""
+    decoded_token: str | None
+    """The token's own text; None without a tokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOutput:
+    """One generated sequence so far."""
+
+    index: int
+    """Its number within the request; 0."""
+    text: str
+    """All text so far; empty with `detokenize=False`."""
+    token_ids: list[int]
+    """All new tokens so far, special ones too."""
+    cumulative_logprob: float | None
+    """Sum of the chosen tokens' log-probabilities; None unless `logprobs` was set."""
+    logprobs: list[dict[int, Logprob]] | None
+    """Per new token: the chosen token and the most likely ones, by id; None unless `logprobs` was set."""
+    finish_reason: str | None = None
+    """None while it runs; "stop" (end of sequence or a stop token), "length", "abort" or "error"."""
+    stop_reason: int | None = None
+    """The one of `stop_token_ids` that ended it; None otherwise."""
+
+    @property
+    def finished(self) -> bool:
+        """No more tokens will come."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestMetrics:
+    """When things happened to a request, in seconds on the clock of `time.monotonic()`; None: not yet."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    num_preemptions: int = 0
+    """How often it lost its KV blocks and had to recompute them."""
+    num_generation_tokens: int = 0
+
+    @property
+    def time_in_queue(self) -> float | None:
+        """Seconds from arrival to the first step it took part in."""
+        return _difference(self.first_scheduled_time, self.arrival_time)
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from arrival to the first token (TTFT)."""
+        return _difference(self.first_token_time, self.arrival_time)
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """Mean seconds between its tokens after the first (TPOT); None before the second."""
+        span = _difference(self.last_token_time, self.first_token_time)
+        return None if span is None or self.num_generation_tokens < 2 else span / (self.num_generation_tokens - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOutput:
+    """A request's state after a step in which it got tokens or ended."""
+
+    request_id: str
+    prompt: str | None
+    """The prompt's text; None where it was given as token ids or as a conversation."""
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics = field(compare=False)
+
+
+def _difference(later: float | None, earlier: float | None) -> float | None:
+    return None if later is None or earlier is None else later - earlier

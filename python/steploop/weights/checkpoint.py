@@ -1,0 +1,57 @@
+"""Checkpoint: what every kind of model file offers the loader."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from steploop.weights.spec import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFiles:
+    """Where a tokenizer lies: a folder or hub name, or the GGUF file that carries it."""
+
+    path: str
+    gguf_file: str | None = None
+    """Name of the GGUF file inside `path`."""
+    revision: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationDefaults:
+    """What the model's authors say about generating with it."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Defaults for fields of SamplingParams."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(ABC):
+    """An opened and checked model; no weight has been read yet."""
+
+    path: Path
+    spec: ModelSpec
+    dtype: str
+    """What dtype="auto" means for it: "float32" or "bfloat16"."""
+    generation: GenerationDefaults
+    tokenizer: TokenizerFiles | None
+    """None: the files hold no tokenizer."""
+
+    @abstractmethod
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each weight once, under its Hugging Face name, shaped [out_features, in_features] or [size].
+
+        A tensor is valid until the next one is asked for. `dtype` is what the caller computes in: a reader that has
+        to convert anyway converts to it.
+
+        Raises:
+            ModelLoadError: the file does not hold what its header says.
+        """
