@@ -1,0 +1,68 @@
+// ThreadTeam: many short runs with barriers, on more threads than processors too; parking; exceptions.
+#include "core/thread_team.h"
+
+#include <chrono>
+#include <cstdio>
+#include <stdexcept>
+#include <vector>
+
+using namespace steploop;
+
+namespace {
+
+// Every member adds its neighbour's value of the round before: wrong as soon as one barrier lets somebody pass early.
+bool ring(int num_threads, int num_runs, int num_rounds) {
+  ThreadTeam team(num_threads);
+  const auto size = static_cast<size_t>(num_threads);
+  for (int run = 0; run < num_runs; ++run) {
+    std::vector<int64_t> now(size, 1), next(size, 0);
+    team.run([&](TeamMember& member) {
+      const auto rank = static_cast<size_t>(member.rank());
+      for (int round = 0; round < num_rounds; ++round) {
+        next[rank] = now[rank] + now[(rank + 1) % size];
+        member.barrier();
+        now[rank] = next[rank];
+        member.barrier();
+      }
+    });
+    for (int64_t value : now)
+      if (value != int64_t{1} << num_rounds) return false;
+    if (run % 50 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // long enough to park
+  }
+  return true;
+}
+
+bool shares_cover_everything() {
+  ThreadTeam team(3);
+  std::vector<int> seen(100);
+  team.run([&](TeamMember& member) {
+    for (int64_t i = member.share_begin(100); i < member.share_end(100); ++i) ++seen[static_cast<size_t>(i)];
+  });
+  for (int count : seen)
+    if (count != 1) return false;
+  return true;
+}
+
+bool exceptions_reach_the_caller() {
+  ThreadTeam team(2);
+  bool caught = false;
+  try {
+    team.run([](TeamMember& member) {
+      if (member.rank() == 1) throw std::runtime_error("from a worker");
+    });
+  } catch (const std::runtime_error&) {
+    caught = true;
+  }
+  int ran = 0;
+  team.run([&](TeamMember& member) { ran += member.rank() == 0; });  // still usable
+  return caught && ran == 1;
+}
+
+}  // namespace
+
+int main() {
+  const bool good = ring(1, 20, 20) && ring(2, 500, 20) && ring(5, 60, 20) && shares_cover_everything() &&
+                    exceptions_reach_the_caller();
+  std::printf("thread team: %s\n", good ? "ok" : "FAILED");
+  return good ? 0 : 1;
+}

@@ -1,0 +1,19 @@
+"""Makes the scripts of bench/engine importable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH_ENGINE = Path(__file__).parents[3] / "bench" / "engine"
+
+
+@pytest.fixture
+def bench_engine(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder, on the import path while the test runs."""
+    monkeypatch.syspath_prepend(str(BENCH_ENGINE))
+    for name in ("workload", "machine", "report", "engines", "worker", "export_hf"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return BENCH_ENGINE
