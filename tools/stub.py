@@ -20,7 +20,7 @@ def generate() -> str:
         text = (Path(folder) / "steploop" / "_C.pyi").read_text()
     # The version has one home, pyproject.toml.
     text = re.sub(r"^(__version__: str) = .*$", r"\1", text, flags=re.MULTILINE)
-    command = ["ruff", "format", "--stdin-filename", STUB.name, "-"]
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", STUB.name, "-"]
     return subprocess.run(command, check=True, input=HEADER + text, capture_output=True, text=True).stdout
 
 

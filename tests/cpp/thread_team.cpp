@@ -54,7 +54,9 @@ bool exceptions_reach_the_caller() {
     caught = true;
   }
   int ran = 0;
-  team.run([&](TeamMember& member) { ran += member.rank() == 0; });  // still usable
+  team.run([&](TeamMember& member) {  // still usable
+    if (member.rank() == 0) ++ran;
+  });
   return caught && ran == 1;
 }
 
