@@ -1,4 +1,5 @@
-// Replaces operator new in the program that includes this, to count allocations by every thread. One file only.
+// Replaces operator new in the program that includes this: counts allocations by every thread, and lets the next one
+// fail on demand. One file of a program only.
 #pragma once
 
 #include <atomic>
@@ -7,10 +8,12 @@
 #include <new>
 
 inline std::atomic<int64_t> num_allocations{0};
+inline std::atomic<bool> fail_next_allocation{false};
 
 inline void* count_and_allocate(std::size_t size) {
   num_allocations.fetch_add(1, std::memory_order_relaxed);
-  if (void* memory = std::malloc(size ? size : 1)) return memory;
+  if (!fail_next_allocation.exchange(false, std::memory_order_relaxed))
+    if (void* memory = std::malloc(size ? size : 1)) return memory;
   throw std::bad_alloc();
 }
 
