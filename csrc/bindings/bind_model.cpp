@@ -17,6 +17,8 @@ TensorView view_of(const std::string& name, const py::object& tensor) {
   if (!py::hasattr(tensor, "data_ptr")) throw ModelLoadError(concat(name, " is not a torch.Tensor"));
   const std::string device = py::cast<std::string>(tensor.attr("device").attr("type"));
   if (device != "cpu") throw ModelLoadError(concat(name, " must be on the CPU, got ", device));
+  if (py::str(tensor.attr("layout")).cast<std::string>() != "torch.strided" || tensor.attr("is_neg")().cast<bool>())
+    throw ModelLoadError(concat(name, " must be an ordinary strided tensor"));
   TensorView view;
   const auto shape = py::cast<std::vector<int64_t>>(tensor.attr("shape"));
   const auto strides = py::cast<std::vector<int64_t>>(tensor.attr("stride")());
@@ -32,6 +34,8 @@ TensorView view_of(const std::string& name, const py::object& tensor) {
   else
     throw ModelLoadError(concat(name, " must be float32, bfloat16 or float16, got ", dtype));
   view.data = reinterpret_cast<const void*>(py::cast<uintptr_t>(tensor.attr("data_ptr")()));
+  if (view.data == nullptr && tensor.attr("numel")().cast<int64_t>() > 0)
+    throw ModelLoadError(concat(name, " has no data"));
   view.ndim = static_cast<int>(shape.size());
   std::copy(shape.begin(), shape.end(), view.shape.begin());
   std::copy(strides.begin(), strides.end(), view.strides.begin());

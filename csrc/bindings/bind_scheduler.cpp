@@ -207,6 +207,8 @@ void bind_block_manager_class(py::module_& m) {
       .def(
           "check_integrity",
           [](const BlockManager& manager, const std::vector<const BlockTable*>& tables) {
+            for (const BlockTable* table : tables)
+              if (!table) throw InvalidArgumentError("tables must be BlockTables, got None");
             manager.check_integrity(tables);
           },
           py::arg("tables"));

@@ -10,7 +10,7 @@ namespace steploop {
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(size_t size_bytes);  // throws Error saying how much was asked for
+  explicit Buffer(size_t size_bytes);  // throws InvalidArgumentError saying how much was asked for
   ~Buffer();
   Buffer(Buffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)),

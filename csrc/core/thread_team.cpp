@@ -1,6 +1,8 @@
 // ThreadTeam: spin-then-park fork and join, counting barriers.
 #include "core/thread_team.h"
 
+#include <unistd.h>
+
 #include "core/check.h"
 
 #if defined(__x86_64__)
@@ -41,17 +43,30 @@ void TeamMember::barrier() {
   spin_until([&] { return team_.arrivals_.load(std::memory_order_acquire) >= all; });
 }
 
-ThreadTeam::ThreadTeam(int num_threads) : size_(num_threads) {
+ThreadTeam::ThreadTeam(int num_threads) : size_(num_threads), process_id_(getpid()) {
   SL_CHECK(num_threads >= 1);
   workers_.reserve(static_cast<size_t>(num_threads) - 1);
-  for (int rank = 1; rank < num_threads; ++rank) workers_.emplace_back([this, rank] { work(rank); });
+  try {
+    for (int rank = 1; rank < num_threads; ++rank) workers_.emplace_back([this, rank] { work(rank); });
+  } catch (const std::exception& error) {
+    const size_t num_started = workers_.size() + 1;
+    stop();
+    throw Error(concat("could not start ", num_threads, " threads (", num_started, " run): ", error.what()));
+  }
 }
 
-ThreadTeam::~ThreadTeam() {
+ThreadTeam::~ThreadTeam() { stop(); }
+
+void ThreadTeam::stop() {
   stopping_.store(true, std::memory_order_relaxed);
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
+  for (std::thread& worker : workers_) {
+    if (getpid() == process_id_)
+      worker.join();
+    else
+      worker.detach();  // in a forked child there is nothing to wait for
+  }
 }
 
 void ThreadTeam::run_as(int rank, FunctionRef<void(TeamMember&)> program) {
@@ -66,6 +81,7 @@ void ThreadTeam::run_as(int rank, FunctionRef<void(TeamMember&)> program) {
 void ThreadTeam::run(FunctionRef<void(TeamMember&)> program) {
   failed_.store(false, std::memory_order_relaxed);
   if (size_ > 1) {
+    if (getpid() != process_id_) throw Error("threads do not survive fork(): make the engine in the child process");
     program_ = &program;
     arrivals_.store(0, std::memory_order_relaxed);
     running_.store(size_ - 1, std::memory_order_relaxed);

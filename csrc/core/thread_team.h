@@ -35,7 +35,7 @@ class TeamMember {
 // The calling thread is rank 0. Waiting threads spin for a moment, then park: an idle team uses no CPU.
 class ThreadTeam {
  public:
-  explicit ThreadTeam(int num_threads);
+  explicit ThreadTeam(int num_threads);  // throws Error if the system gives fewer threads
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;
@@ -44,15 +44,18 @@ class ThreadTeam {
 
   // Runs program(member) on every thread and returns when all are done. A program that throws outside all barriers on
   // every member is reported to the caller; one that throws on some members only leaves the others at a barrier, so
-  // programs check their input before the first one. One run at a time.
+  // programs check their input before the first one. One run at a time. Throws Error in a forked child of the process
+  // that made the team: its threads are not there.
   void run(FunctionRef<void(TeamMember&)> program);
 
  private:
   friend class TeamMember;
   void work(int rank);
+  void stop();
   void run_as(int rank, FunctionRef<void(TeamMember&)> program);
 
   const int size_;
+  const int process_id_;
   std::vector<std::thread> workers_;
   const FunctionRef<void(TeamMember&)>* program_ = nullptr;
   std::atomic<bool> stopping_{false};

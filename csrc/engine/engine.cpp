@@ -91,7 +91,7 @@ Engine::~Engine() { close(); }
 
 void Engine::check_alive() const {
   if (closed_) throw EngineDeadError("the engine is closed");
-  if (!failure_.empty()) throw EngineDeadError(concat("the engine failed in an earlier step: ", failure_));
+  if (failed_) throw EngineDeadError(concat("the engine failed in an earlier step: ", failure_));
 }
 
 void Engine::check_token_ids(std::span<const TokenId> tokens) const {
@@ -124,6 +124,7 @@ void Engine::add_request(std::string request_id, std::vector<TokenId> prompt, co
   const std::lock_guard lock(inbox_mutex_);
   check_alive();
   scheduler_->check_request(prompt.size(), request->stop);
+  added_.reserve(added_.size() + 1);  // nothing may fail once the id is taken
   const auto [entry, inserted] = in_flight_.try_emplace(request->id, next_sequence_);
   if (!inserted) throw DuplicateRequestError(concat("request_id ", request->id, " is already in flight"));
   request->sequence = next_sequence_++;
@@ -143,7 +144,7 @@ bool Engine::abort_request(const std::string& request_id) {
 
 int32_t Engine::num_unfinished_requests() const {
   const std::lock_guard lock(inbox_mutex_);
-  return closed_ || !failure_.empty() ? 0 : static_cast<int32_t>(in_flight_.size());
+  return closed_ || failed_ ? 0 : static_cast<int32_t>(in_flight_.size());
 }
 
 EngineStats Engine::stats() const {
@@ -159,9 +160,12 @@ bool Engine::closed() const {
 }
 
 void Engine::close() {
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    closed_ = true;  // whoever steps in a loop stops here
+  }
   const std::lock_guard step_lock(step_mutex_);
   const std::lock_guard lock(inbox_mutex_);
-  closed_ = true;
   runner_.reset();
   added_.clear();
   aborted_.clear();
@@ -180,8 +184,9 @@ void Engine::step(FunctionRef<void(std::span<const StepOutput>)> consume) {
     run_scheduled();
   } catch (const std::exception& error) {
     const std::lock_guard lock(inbox_mutex_);
-    failure_ = error.what();
+    failed_ = true;
     in_flight_.clear();
+    failure_ = error.what();
     throw EngineDeadError(concat("the step failed, all requests are lost: ", failure_));
   }
   consume(outputs_);
@@ -220,17 +225,22 @@ void Engine::run_scheduled() {
   const size_t num_aborted = outputs_.size();
   const SchedulerOutput& output = scheduler_->schedule(mark);
   lap(durations_.schedule_us);
+  SL_CHECK(!output.empty() || !scheduler_->has_unfinished(), "nothing was scheduled although requests wait");
+  runner_->num_rows = 0;
   if (!output.empty()) {
     SL_CHECK(output.transfers.empty(), "block transfers are not supported yet");
     const ForwardBatch& batch = runner_->batch.build(output);
+    const SampleParams samples = build_samples(output);
     lap(durations_.build_us);
-    runner_->exec->run([&](TeamMember& member) { runner_->decoder.forward(member, batch); });
-    lap(durations_.forward_us);
-    sample_rows(output);
+    runner_->exec->run([&](TeamMember& member) {
+      runner_->decoder.forward(member, batch);
+      if (member.rank() == 0) lap(durations_.forward_us);
+      if (!samples.rows.empty()) runner_->exec->sample(member, samples);
+    });
+    take_samples();
     lap(durations_.sample_us);
   }
-  const std::span<SampledTokens> sampled(runner_->sampled.data(),
-                                         output.empty() ? 0 : static_cast<size_t>(runner_->num_rows));
+  const auto sampled = std::span(runner_->sampled).first(static_cast<size_t>(runner_->num_rows));
   scheduler_->update(output.step_id, sampled, mark);
   for (size_t i = 0; i < sampled.size(); ++i) report(*scheduler_->find(sampled[i].sequence), &runner_->results[i]);
   lap(durations_.update_us);
@@ -251,7 +261,7 @@ void Engine::run_scheduled() {
   stats_.total.update_us += durations_.update_us;
 }
 
-void Engine::sample_rows(const SchedulerOutput& output) {
+SampleParams Engine::build_samples(const SchedulerOutput& output) {
   Runner& runner = *runner_;
   int32_t n = 0;
   for (const ScheduledSequence& scheduled : output.scheduled) {
@@ -269,14 +279,14 @@ void Engine::sample_rows(const SchedulerOutput& output) {
     ++n;
   }
   runner.num_rows = n;
-  if (n == 0) return;
-  const SampleParams params{runner.decoder.logits(), model_config_.vocab_size,
-                            std::span(runner.rows).first(static_cast<size_t>(n)), runner.results.data()};
-  runner.exec->run([&](TeamMember& member) { runner.exec->sample(member, params); });
-  for (int32_t i = 0; i < n; ++i) {
-    const auto at = static_cast<size_t>(i);
-    SampledTokens& sampled = runner.sampled[at];
-    const SampleResult& result = runner.results[at];
+  return {runner.decoder.logits(), model_config_.vocab_size, std::span(runner.rows).first(static_cast<size_t>(n)),
+          runner.results.data()};
+}
+
+void Engine::take_samples() {
+  for (size_t i = 0; i < static_cast<size_t>(runner_->num_rows); ++i) {
+    SampledTokens& sampled = runner_->sampled[i];
+    const SampleResult& result = runner_->results[i];
     sampled.failed = result.failed;
     sampled.tokens = std::span(&result.token, result.failed ? 0 : 1);
     sampled.num_accepted = static_cast<int32_t>(sampled.tokens.size());
@@ -313,12 +323,17 @@ std::vector<float> Engine::teacher_forced_logits(std::span<const TokenId> tokens
     if (!in_flight_.empty())
       throw InvalidRequestError("teacher_forced_logits needs an engine with no request in flight");
   }
-  BlockManager& blocks = scheduler_->block_manager();
-  Sequence sequence;
-  sequence.tokens.assign(tokens.begin(), tokens.end());
-  SL_CHECK(blocks.grow(sequence.blocks, sequence.num_tokens()));
   const auto vocab = static_cast<size_t>(model_config_.vocab_size);
   std::vector<float> logits(tokens.size() * vocab);
+  Sequence sequence;
+  sequence.tokens.assign(tokens.begin(), tokens.end());
+  struct Blocks {  // given back however this ends
+    BlockManager& manager;
+    BlockTable& table;
+    ~Blocks() { manager.free(table); }
+  } blocks{scheduler_->block_manager(), sequence.blocks};
+  SL_CHECK(blocks.manager.grow(sequence.blocks, sequence.num_tokens()));
+  runner_->num_rows = 0;
   const int32_t chunk = std::min(config_.max_num_seqs, config_.max_num_batched_tokens);
   for (int32_t first = 0; first < sequence.num_tokens(); first += chunk) {
     const int32_t count = std::min(chunk, sequence.num_tokens() - first);
@@ -330,18 +345,24 @@ std::vector<float> Engine::teacher_forced_logits(std::span<const TokenId> tokens
     std::copy_n(runner_->decoder.logits(), static_cast<size_t>(count) * vocab,
                 logits.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(first) * vocab));
   }
-  blocks.free(sequence.blocks);
   return logits;
 }
 
-void Engine::check_integrity() const { scheduler_->check_integrity(); }
+void Engine::check_integrity() const {
+  const std::lock_guard step_lock(step_mutex_);
+  scheduler_->check_integrity();
+}
 
-void Engine::shuffle_free_blocks(uint64_t seed) { scheduler_->block_manager().pool().shuffle_free_list(seed); }
+void Engine::shuffle_free_blocks(uint64_t seed) {
+  const std::lock_guard step_lock(step_mutex_);
+  scheduler_->block_manager().pool().shuffle_free_list(seed);
+}
 
-std::span<const float> Engine::last_logits() const {
+std::vector<float> Engine::last_logits() const {
+  const std::lock_guard step_lock(step_mutex_);
   if (!runner_) return {};
-  return {runner_->decoder.logits(),
-          static_cast<size_t>(runner_->num_rows) * static_cast<size_t>(model_config_.vocab_size)};
+  const float* logits = runner_->decoder.logits();
+  return {logits, logits + static_cast<ptrdiff_t>(runner_->num_rows) * model_config_.vocab_size};
 }
 
 }  // namespace steploop

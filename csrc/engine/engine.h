@@ -1,7 +1,6 @@
 // The engine: requests in, one step at a time, tokens out.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -108,10 +107,10 @@ class Engine {
   // flight, for ids out of range and for more tokens than max_model_len.
   std::vector<float> teacher_forced_logits(std::span<const TokenId> tokens);
 
-  // Test aids. Not while a step runs.
+  // Test aids; they wait for a step in progress.
   void check_integrity() const;
   void shuffle_free_blocks(uint64_t seed);
-  std::span<const float> last_logits() const;  // [sample rows of the last step, vocab_size]
+  std::vector<float> last_logits() const;  // [sample rows of the last step, vocab_size]
 
  private:
   // What needs the model's memory; gone after close().
@@ -121,7 +120,8 @@ class Engine {
   void check_token_ids(std::span<const TokenId> tokens) const;
   void take_inbox();
   void run_scheduled();
-  void sample_rows(const SchedulerOutput& output);
+  SampleParams build_samples(const SchedulerOutput& output);
+  void take_samples();
   void report(const Sequence& sequence, const SampleResult* sample);
   void retire_finished();
 
@@ -139,11 +139,12 @@ class Engine {
   std::unordered_map<std::string, SequenceId> in_flight_;  // accepted, not yet reported as ended
   SequenceId next_sequence_ = 0;
   bool closed_ = false;
-  std::string failure_;  // why the engine is dead
+  bool failed_ = false;
+  std::string failure_;  // why
   EngineStats stats_;
 
   // Held by step().
-  std::mutex step_mutex_;
+  mutable std::mutex step_mutex_;
   std::vector<std::unique_ptr<Request>> taken_;  // the inbox, swapped out
   std::vector<SequenceId> taken_aborts_;
   std::unordered_map<SequenceId, std::unique_ptr<Request>> requests_;  // known to the scheduler

@@ -108,12 +108,12 @@ void CpuExec::gather_rows(TeamMember& member, const float* in, const int32_t* ro
 
 void CpuExec::sample(TeamMember& member, const SampleParams& params) {
   SamplerScratch& scratch = *members_[static_cast<size_t>(member.rank())].sampler;
-  for (size_t i = static_cast<size_t>(member.rank()); i < params.rows.size(); i += static_cast<size_t>(member.size())) {
-    SampleRow& row = params.rows[i];
-    row.logits = params.logits + static_cast<int64_t>(i) * params.vocab_size;
+  const auto num_rows = static_cast<int64_t>(params.rows.size());  // shared out as linear() shares rows out
+  for (int64_t i = member.share_begin(num_rows); i < member.share_end(num_rows); ++i) {
+    SampleRow& row = params.rows[static_cast<size_t>(i)];
+    row.logits = params.logits + i * params.vocab_size;
     sample_row(row, scratch, params.results[i]);
   }
-  member.barrier();
 }
 
 }  // namespace steploop

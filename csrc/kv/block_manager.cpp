@@ -21,6 +21,7 @@ bool BlockManager::append_blocks(BlockTable& table, int32_t num_blocks) {
 }
 
 void BlockManager::trim(BlockTable& table, int32_t num_tokens) {
+  SL_CHECK(num_tokens >= 0);
   const int32_t num_kept = num_blocks_for(num_tokens);
   while (table.num_blocks() > num_kept) {
     pool_.release(table.blocks.back());

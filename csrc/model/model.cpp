@@ -92,7 +92,7 @@ std::map<std::string, std::vector<int64_t>> Model::expected_weights() const {
 }
 
 void Model::load_weight(const std::string& name, const TensorView& tensor) {
-  SL_CHECK(!finished_, "load_weight after finish_loading");
+  if (finished_) throw ModelLoadError(concat(name, " came after finish_loading"));
   const auto found = targets_.find(name);
   if (found == targets_.end()) {
     // Some checkpoints store the output layer although it is tied to the embedding.
@@ -100,7 +100,7 @@ void Model::load_weight(const std::string& name, const TensorView& tensor) {
     return;
   }
   Target& target = found->second;
-  if (++target.num_loads > 1) {
+  if (target.loaded) {
     problems_.push_back("repeated " + name);
     return;
   }
@@ -108,16 +108,18 @@ void Model::load_weight(const std::string& name, const TensorView& tensor) {
   if (shape != target.shape) {
     problems_.push_back(
         concat("wrong shape of ", name, ": expected ", shape_string(target.shape), ", got ", tensor.shape_string()));
+    target.loaded = true;  // not missing as well
     return;
   }
   if (!tensor.is_contiguous()) throw ModelLoadError(concat(name, " must be contiguous"));
   target.weight->load(tensor, target.part);
+  target.loaded = true;
 }
 
 void Model::finish_loading() {
   std::vector<std::string> problems = problems_;
   for (const auto& [name, target] : targets_)
-    if (target.num_loads == 0) problems.push_back("missing " + name);
+    if (!target.loaded) problems.push_back("missing " + name);
   if (!problems.empty()) {
     std::string text = concat("the checkpoint does not fit the model (", problems.size(), " problems): ");
     for (size_t i = 0; i < problems.size(); ++i) text += (i ? "; " : "") + problems[i];

@@ -34,7 +34,8 @@ class Model {
   // Checkpoint names (as Hugging Face's Llama has them) and shapes.
   std::map<std::string, std::vector<int64_t>> expected_weights() const;
 
-  // Copies a tensor to its place. A name or shape that does not fit is remembered for finish_loading.
+  // Copies a tensor to its place. A name or shape that does not fit is remembered for finish_loading. One thread at a
+  // time. Throws ModelLoadError for a tensor that is not contiguous, and after finish_loading.
   void load_weight(const std::string& name, const TensorView& tensor);
 
   // Throws ModelLoadError naming every missing, unexpected and mis-shaped tensor. The model runs only after this.
@@ -51,7 +52,7 @@ class Model {
     Weight* weight;
     WeightPart part;
     std::vector<int64_t> shape;
-    int num_loads = 0;
+    bool loaded = false;
   };
   void add_target(const std::string& name, Weight& weight, std::vector<int64_t> shape, WeightPart part = {});
   void add_layer(int32_t index);

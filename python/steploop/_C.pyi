@@ -365,7 +365,7 @@ class Engine:
         eos_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
     ) -> None:
         """
-        Takes all memory that steps will need. num_threads 0: the physical cores of the cpuset, within the CPU quota. Raises InvalidArgumentError, also when the pool is smaller than one sequence of max_model_len.
+        Reserves all memory that steps will need (pages count once they are used). num_threads 0: the physical cores of the cpuset, within the CPU quota. Raises InvalidArgumentError, also when the pool is smaller than one sequence of max_model_len.
         """
     def abort_request(self, request_id: str) -> bool:
         """

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "core/errors.h"
-#include "counted_new.h"
+#include "counted_memory.h"
 #include "tiny_model.h"
 
 using namespace steploop;

@@ -1,10 +1,10 @@
 // schedule + update allocate nothing after warm-up, preemption, admission, chunks and abort included: counted by
-// replacing operator new. Only add() may allocate.
+// counted_memory.h. Only add() may allocate.
 #include <cstdio>
 #include <random>
 #include <vector>
 
-#include "counted_new.h"
+#include "counted_memory.h"
 #include "sched/scheduler.h"
 
 using namespace steploop;

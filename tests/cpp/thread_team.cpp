@@ -1,10 +1,15 @@
 // ThreadTeam: many short runs with barriers, on more threads than processors too; parking; exceptions.
 #include "core/thread_team.h"
 
+#include <sys/resource.h>
+
 #include <chrono>
 #include <cstdio>
 #include <stdexcept>
+#include <string>
 #include <vector>
+
+#include "core/errors.h"
 
 using namespace steploop;
 
@@ -60,11 +65,32 @@ bool exceptions_reach_the_caller() {
   return caught && ran == 1;
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+bool too_many_threads_are_refused() { return true; }  // sanitizers reserve more address space than any limit leaves
+#else
+// With address space for a few stacks only, the threads that did start are joined and the caller is told.
+bool too_many_threads_are_refused() {
+  rlimit old_limit{};
+  getrlimit(RLIMIT_AS, &old_limit);
+  rlimit limit = old_limit;
+  limit.rlim_cur = rlim_t{512} << 20;
+  setrlimit(RLIMIT_AS, &limit);
+  bool refused = false;
+  try {
+    ThreadTeam team(1000);
+  } catch (const Error& error) {
+    refused = std::string(error.what()).find("could not start 1000 threads") == 0;
+  }
+  setrlimit(RLIMIT_AS, &old_limit);
+  return refused;
+}
+#endif
+
 }  // namespace
 
 int main() {
   const bool good = ring(1, 20, 20) && ring(2, 500, 20) && ring(5, 60, 20) && shares_cover_everything() &&
-                    exceptions_reach_the_caller();
+                    exceptions_reach_the_caller() && too_many_threads_are_refused();
   std::printf("thread team: %s\n", good ? "ok" : "FAILED");
   return good ? 0 : 1;
 }

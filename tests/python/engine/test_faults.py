@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from steploop.errors import (
     EngineDeadError,
     InvalidArgumentError,
     InvalidRequestError,
+    ModelLoadError,
     RequestTooLongError,
     UnsupportedDeviceError,
 )
@@ -196,3 +198,93 @@ def test_two_engines_in_one_process_share_nothing_but_the_model(tiny: Any) -> No
         thread.join()
     for name in ("one", "two"):
         assert {key: r.bits() for key, r in results[name].items()} == {key: r.bits() for key, r in expected.items()}
+
+
+def test_weights_that_do_not_load_are_not_taken_for_loaded(tiny_llama: Path) -> None:
+    checkpoint = open_checkpoint(str(tiny_llama), None)
+    model = _C.Model(checkpoint.spec.to_native(), dtype="float32")
+    tensors = dict(checkpoint.tensors(torch.float32))
+    name, square = next((name, tensor) for name, tensor in tensors.items() if "down_proj" in name)
+    for odd, text in [
+        (square.t().contiguous().t(), "must be contiguous"),
+        (square.to_sparse(), "ordinary strided"),
+        (square.to(torch.int32), "float32, bfloat16 or float16, got torch.int32"),
+        (square.to("meta"), "must be on the CPU"),
+        ("not a tensor", "is not a torch.Tensor"),
+    ]:
+        with pytest.raises(ModelLoadError, match=text):
+            model.load_weight(name, odd)
+    with pytest.raises(ModelLoadError, match=f"missing {name}"):
+        model.finish_loading()
+    for each, tensor in tensors.items():
+        model.load_weight(each, tensor)
+    model.finish_loading()
+    with pytest.raises(ModelLoadError, match="after finish_loading"):
+        model.load_weight(name, square)
+
+
+def test_native_arguments_of_the_wrong_kind(tiny: Any) -> None:
+    with pytest.raises(TypeError):
+        _C.Engine(None, max_model_len=64, num_kv_blocks=4, kv_cache_dtype="float32")
+    with pytest.raises(InvalidArgumentError, match="not loaded"):
+        make_engine(_C.Model(tiny.config, dtype="float32"))
+    engine = make_engine(tiny)
+    with pytest.raises(TypeError):
+        engine.add_request(b"a", [1], greedy())
+    for arrival_time in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidRequestError, match="arrival_time must be seconds >= 0"):
+            engine.add_request("a", [1], greedy(), arrival_time)
+    assert not engine.has_unfinished_requests()
+
+
+def test_an_engine_says_that_it_did_not_survive_fork(tiny: Any) -> None:
+    engine = make_engine(tiny)
+    engine.add_request("a", [1, 2], greedy())
+    child = os.fork()
+    if child == 0:
+        try:
+            engine.step()
+            os._exit(1)
+        except EngineDeadError as error:
+            os._exit(0 if "fork" in str(error) else 2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    while engine.has_unfinished_requests():
+        engine.step()
+
+
+def test_looking_at_an_engine_while_another_thread_steps_and_closes_it(tiny: Any) -> None:
+    engine = make_engine(tiny)
+    engine.add_request("a", [1, 2, 3], greedy(max_tokens=400))
+    ended: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            while True:
+                engine.step()
+        except EngineDeadError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    for seed in range(50):
+        engine.shuffle_free_blocks(seed)
+        engine.check_integrity()
+        assert engine.last_logits().shape[0] <= 1
+    engine.close()
+    assert engine.last_logits().shape[0] == 0
+    thread.join(timeout=30)
+    assert ended
+
+
+def test_teacher_forced_logits_needs_an_idle_engine(tiny: Any) -> None:
+    engine = make_engine(tiny, max_model_len=64, num_kv_blocks=8)
+    for token_ids, text in [([], "1..64 tokens, got 0"), ([1] * 65, "got 65"), ([300], "must be in 0..299")]:
+        with pytest.raises(InvalidRequestError, match=text):
+            engine.teacher_forced_logits(token_ids)
+    engine.add_request("a", [1, 2, 3], greedy())
+    with pytest.raises(InvalidRequestError, match="no request in flight"):
+        engine.teacher_forced_logits([1])
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert engine.teacher_forced_logits([1, 2, 3]).shape == (3, 300)
+    engine.check_integrity()
