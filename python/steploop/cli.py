@@ -117,7 +117,9 @@ def _add_generate(commands: argparse._SubParsersAction[_IntermixedParser]) -> No
     )
     engine = parser.add_argument_group("engine")
     _add_engine_options(engine)
-    engine.add_argument("--tokenizer", metavar="PATH", help="take the tokenizer from elsewhere")
+    engine.add_argument(
+        "--tokenizer", metavar="MODEL", help="take the tokenizer from another model: a folder, GGUF file or hub name"
+    )
     engine.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the hub")
     engine.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence, prompt and output, in tokens")
     engine.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="sequences in a step (default 64)")

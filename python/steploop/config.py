@@ -33,11 +33,12 @@ class EngineConfig:
     model: str | Path
     """A model folder, a GGUF file, or a name on the Hugging Face hub."""
     tokenizer: str | Path | None = None
-    """A folder or hub name to take the tokenizer from instead of the model."""
+    """A folder, a GGUF file or a hub name to take the tokenizer from instead of the model."""
     revision: str | None = None
-    """Branch, tag or commit on the hub."""
+    """The model's branch, tag or commit on the hub."""
     dtype: str = "auto"
-    """Compute type: "float32" (exact), "bfloat16", or "auto": float32 for float32 checkpoints, else bfloat16."""
+    """Compute type: "float32" (exact), "bfloat16", or "auto": float32 for a folder of float32 weights, else
+    bfloat16 (a GGUF file always)."""
     kv_cache_dtype: str = "auto"
     """Type of the KV cache: "float32", "bfloat16", or "auto": the compute type."""
     max_model_len: int | None = None
@@ -73,8 +74,14 @@ class EngineConfig:
         if self.kv_cache_memory_bytes is not None:
             _check_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, low=1, high=2**63 - 1)
         _check_int("seed", self.seed, low=0, high=2**64 - 1)
-        if not isinstance(self.model, (str, Path)) or not str(self.model):
-            raise InvalidArgumentError(f"model must be a path or a name, got {self.model!r}")
+        for name in ("model", "tokenizer"):
+            value = getattr(self, name)
+            if not (isinstance(value, (str, Path)) and str(value)) and (name, value) != ("tokenizer", None):
+                raise InvalidArgumentError(f"{name} must be a path or a name, got {value!r}")
+        for name in ("revision", "device"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (name, value) != ("revision", None):
+                raise InvalidArgumentError(f"{name} must be a string, got {value!r}")
         if self.block_size not in BLOCK_SIZES:
             raise InvalidArgumentError(f"block_size must be one of {BLOCK_SIZES}, got {self.block_size}")
         for name in ("dtype", "kv_cache_dtype"):
@@ -95,24 +102,30 @@ class KvCacheSize:
     num_kv_blocks: int
 
 
-def size_kv_cache(config: EngineConfig, spec: ModelSpec, *, bytes_per_token: int, available_bytes: int) -> KvCacheSize:
+def size_kv_cache(
+    config: EngineConfig, spec: ModelSpec, *, bytes_per_token: int, available_bytes: int, total_bytes: int
+) -> KvCacheSize:
     """Chooses `max_model_len` and the number of KV blocks.
 
     Args:
         bytes_per_token: KV bytes of one token, all layers.
         available_bytes: Memory that will be free once the weights are loaded.
+        total_bytes: What would be free then if nothing else ran: no cache can be larger.
 
     Raises:
-        InvalidArgumentError: a `max_model_len` the model cannot have, or a cache too small for one such sequence.
+        InvalidArgumentError: a `max_model_len` the model cannot have, a cache too small for one such sequence, or one
+            that memory cannot hold.
     """
     max_model_len = _max_model_len(config, spec)
     block_size_bytes = config.block_size * bytes_per_token
     blocks_per_sequence = -(-max_model_len // config.block_size)
     if config.num_kv_blocks is not None:
         num_blocks, source = config.num_kv_blocks, f"num_kv_blocks={config.num_kv_blocks}"
+        _check_memory("num_kv_blocks", source, num_blocks * block_size_bytes, total_bytes, block_size_bytes)
     elif config.kv_cache_memory_bytes is not None:
         num_blocks = config.kv_cache_memory_bytes // block_size_bytes
         source = f"kv_cache_memory_bytes={config.kv_cache_memory_bytes}"
+        _check_memory("kv_cache_memory_bytes", source, config.kv_cache_memory_bytes, total_bytes, 1)
     else:
         budget = int(available_bytes * DEFAULT_KV_CACHE_SHARE)
         num_blocks = min(config.max_num_seqs * blocks_per_sequence, budget // block_size_bytes)
@@ -138,6 +151,16 @@ def size_kv_cache(config: EngineConfig, spec: ModelSpec, *, bytes_per_token: int
             f"at least {needed}"
         )
     return KvCacheSize(max_model_len=max_model_len, num_kv_blocks=num_blocks)
+
+
+def _check_memory(name: str, source: str, asked_bytes: int, total_bytes: int, unit_bytes: int) -> None:
+    if asked_bytes > total_bytes:
+        short = format_bytes(asked_bytes - total_bytes)
+        raise InvalidArgumentError(
+            f"{source} asks for a KV cache of {format_bytes(asked_bytes)}, but beside the weights there are only "
+            f"{format_bytes(total_bytes)} of memory, {short} too little; lower {name} to at most "
+            f"{total_bytes // unit_bytes}"
+        )
 
 
 def _max_model_len(config: EngineConfig, spec: ModelSpec) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from types import TracebackType
 from typing import Any
 
@@ -19,12 +21,12 @@ from steploop.errors import (
     RequestTooLongError,
 )
 from steploop.interrupts import deferred_interrupts
-from steploop.memory import available_memory_bytes
+from steploop.memory import available_memory_bytes, total_memory_bytes
 from steploop.outputs import RequestOutput
 from steploop.request_state import RequestState
 from steploop.sampling_params import SamplingParams
 from steploop.tokenizer import Tokenizer
-from steploop.weights import DTYPES, TokenizerFiles, load_model, open_checkpoint, resolve_dtype
+from steploop.weights import DTYPES, TokenizerFiles, find_tokenizer, load_model, open_checkpoint, resolve_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ class LLMEngine:
     """
 
     def __init__(self, config: EngineConfig | None = None, **settings: Any) -> None:
+        if config is not None and not isinstance(config, EngineConfig):
+            raise InvalidArgumentError(f"config must be an EngineConfig, got {config!r}; use LLMEngine(model=...)")
         if config is not None and settings:
             raise InvalidArgumentError(f"give an EngineConfig or settings, not both; got {', '.join(settings)} as well")
         self.config = EngineConfig(**settings) if config is None else config
@@ -60,11 +64,13 @@ class LLMEngine:
         kv_cache_dtype = dtype if self.config.kv_cache_dtype == "auto" else self.config.kv_cache_dtype
         spec = checkpoint.spec
         # Before the weights are read, so that a setting that cannot be is refused at once.
+        weight_bytes = spec.num_parameters() * DTYPES[dtype]
         size = size_kv_cache(
             self.config,
             spec,
             bytes_per_token=_C.Engine.kv_bytes_per_token(spec.to_native(), kv_cache_dtype),
-            available_bytes=max(0, available_memory_bytes() - spec.num_parameters() * DTYPES[dtype]),
+            available_bytes=max(0, available_memory_bytes() - weight_bytes),
+            total_bytes=max(0, total_memory_bytes() - weight_bytes),
         )
         self.tokenizer = self._load_tokenizer(checkpoint.tokenizer)
         self.vocab_size = spec.vocab_size
@@ -108,7 +114,8 @@ class LLMEngine:
             arrival_time: Seconds on the clock of `time.monotonic()`; default: now.
 
         Raises:
-            InvalidRequestError: an empty or ill-typed prompt, token ids outside the vocabulary.
+            InvalidRequestError: an empty or ill-typed prompt, token ids outside the vocabulary, another argument of the
+                wrong type or range.
             RequestTooLongError: a prompt longer than `max_model_len`.
             DuplicateRequestError: the id is in flight.
             EngineDeadError: the engine is closed.
@@ -119,8 +126,7 @@ class LLMEngine:
         self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> RequestState:
         """The first half of `add_request`: tokenises and checks, and changes nothing. Raises as `add_request` does."""
-        if not isinstance(request_id, str) or not _is_unicode(request_id):
-            raise InvalidRequestError(f"request_id must be a string of valid Unicode, got {request_id!r}")
+        _check_request_id(request_id)
         if sampling_params is not None and not isinstance(sampling_params, SamplingParams):
             raise InvalidRequestError(f"sampling_params must be SamplingParams, got {sampling_params!r}")
         text, token_ids = self._parse_prompt(prompt)
@@ -134,6 +140,8 @@ class LLMEngine:
     def submit(self, request: RequestState, *, arrival_time: float | None = None) -> None:
         """The second half of `add_request`: queues a prepared request. Raises as `add_request` does."""
         request_id = request.request_id
+        if arrival_time is not None:
+            arrival_time = _checked_time(arrival_time)
         with deferred_interrupts(), self._lock:
             if request_id in self._requests:
                 raise DuplicateRequestError(f"request_id must be unique among requests in flight, got {request_id!r}")
@@ -146,8 +154,18 @@ class LLMEngine:
                 raise
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
-        """Ends requests early; the next step reports each finished with reason "abort". Unknown ids are ignored."""
-        for one in [request_id] if isinstance(request_id, str) else request_id:
+        """Ends requests early; the next step reports each finished with reason "abort". Unknown ids are ignored.
+
+        Raises:
+            InvalidRequestError: what cannot be a request id, or a list of them; then none is aborted.
+            EngineDeadError: the engine is closed.
+        """
+        if not isinstance(request_id, Iterable):
+            raise InvalidRequestError(f"request_id must be a string or a list of strings, got {request_id!r}")
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        for one in request_ids:
+            _check_request_id(one)
+        for one in request_ids:
             self._native.abort_request(one)
 
     def step(self) -> list[RequestOutput]:
@@ -221,7 +239,7 @@ class LLMEngine:
 
     def _load_tokenizer(self, from_model: TokenizerFiles | None) -> Tokenizer | None:
         if self.config.tokenizer is not None:
-            return Tokenizer.load(TokenizerFiles(path=str(self.config.tokenizer), revision=self.config.revision))
+            return Tokenizer.load(find_tokenizer(self.config.tokenizer))
         return None if from_model is None else Tokenizer.load(from_model)
 
     def _eos_token_ids(self, from_model: tuple[int, ...]) -> list[int]:
@@ -270,6 +288,24 @@ class LLMEngine:
                 f"{self.config.model} has no tokenizer: give token ids, or set EngineConfig.tokenizer"
             )
         return self.tokenizer.encode(text)
+
+
+def _checked_time(arrival_time: object) -> float:
+    seconds = math.nan
+    if not isinstance(arrival_time, bool) and isinstance(arrival_time, Real):
+        with contextlib.suppress(OverflowError):
+            seconds = float(arrival_time)
+    # More seconds would overflow the engine's microseconds; no clock gets there.
+    if not 0 <= seconds < 1e12:
+        raise InvalidRequestError(
+            f"arrival_time must be seconds on the clock of time.monotonic(), >= 0, got {arrival_time!r}"
+        )
+    return seconds
+
+
+def _check_request_id(request_id: object) -> None:
+    if not isinstance(request_id, str) or not _is_unicode(request_id):
+        raise InvalidRequestError(f"request_id must be a string of valid Unicode, got {request_id!r}")
 
 
 def _is_unicode(text: str) -> bool:

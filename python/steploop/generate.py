@@ -78,10 +78,11 @@ def read_prompts(arguments: argparse.Namespace) -> list[str]:
     if arguments.file is None and sys.stdin.isatty():
         raise InvalidArgumentError("there is no prompt: give PROMPT or --file, or pipe prompts into standard input")
     try:
+        # "-sig": editors on Windows begin a file with a byte order mark.
         if arguments.file is not None:
-            content = Path(arguments.file).read_text(encoding="utf-8")
+            content = Path(arguments.file).read_text(encoding="utf-8-sig")
         else:
-            content = sys.stdin.buffer.read().decode("utf-8")
+            content = sys.stdin.buffer.read().decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise InvalidArgumentError(
             f"prompts cannot be read from {arguments.file or 'standard input'}: {error}"

@@ -108,8 +108,12 @@ class LLM:
         """Checks every prompt before any is added."""
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params: Sequence[SamplingParams | None] = [sampling_params] * len(prompts)
-        else:
+        elif isinstance(sampling_params, Sequence):
             params = sampling_params
+        else:
+            raise InvalidRequestError(
+                f"sampling_params must be SamplingParams or a list of them, got {sampling_params!r}"
+            )
         if len(params) != len(prompts):
             raise InvalidRequestError(
                 f"sampling_params must be one for all or one for each prompt, got {len(params)} for {len(prompts)}"

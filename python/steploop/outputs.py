@@ -76,7 +76,7 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    """The prompt's text; None where it was given as token ids or as a conversation."""
+    """The prompt's text, of a conversation what the chat template made of it; None where only token ids were given."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool

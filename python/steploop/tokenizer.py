@@ -35,12 +35,7 @@ class Tokenizer:
             if files.gguf_file is not None:
                 hf = _load_from_gguf(Path(files.path) / files.gguf_file)
             else:
-                hf = AutoTokenizer.from_pretrained(
-                    files.path,
-                    revision=files.revision,
-                    trust_remote_code=False,
-                    local_files_only=Path(files.path).is_dir(),
-                )
+                hf = AutoTokenizer.from_pretrained(files.path, trust_remote_code=False, local_files_only=True)
         except Exception as error:  # transformers raises whatever its parsers meet
             raise ModelLoadError(f"the tokenizer of {files.path} cannot be loaded: {error}") from error
         return cls(hf)

@@ -1,8 +1,9 @@
-"""Models that tests share: the real demo model, and a tiny random one."""
+"""What tests share: the real demo model, a tiny random one, the processor's features, and a place for figures."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,33 @@ TINY_CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{{ eos_token }}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+
+_FIGURES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="session")
+def report(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """Call it with a line that the run's summary shall show."""
+    return pytestconfig.stash.setdefault(_FIGURES, []).append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Shows what tests reported: they capture what is printed."""
+    if lines := config.stash.get(_FIGURES, []):
+        terminalreporter.section("figures")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def cpu_has_avx512() -> bool:
+    """Whether the processor runs the AVX-512 kernels, as the system says: where it does, they must not refuse."""
+    try:
+        features = Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return False
+    return {"avx512_bf16", "avx512_vnni"} <= set(features)
 
 
 @pytest.fixture(scope="session")

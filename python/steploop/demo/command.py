@@ -44,7 +44,10 @@ def run_demo(arguments: argparse.Namespace) -> None:
         "num_threads": arguments.num_threads,
     }
     console = Console(stderr=arguments.json)
-    runs = [_run(model, settings, policy, console, quiet=arguments.json) for policy in ("on_demand", "static")]
+    continuous = _run(model, settings, "on_demand", console, quiet=arguments.json)
+    # The very same cache: sized anew, it would follow what memory is free by then.
+    same_cache = settings | {"kv_cache_memory_bytes": None, "num_kv_blocks": continuous.num_kv_blocks}
+    runs = [continuous, _run(model, same_cache, "static", console, quiet=arguments.json)]
     if picture is not None:
         _write_picture(picture, runs)
     if arguments.json:

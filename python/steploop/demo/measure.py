@@ -25,9 +25,10 @@ class Run:
     """Finished, in the order of the prompts."""
     inter_token_latencies: list[float] = field(default_factory=list)
     mean_occupancy: float = 0.0
-    """Share of the slots that were at work, mean over time; 0 to 1."""
+    """Share of the slots that were at work, mean over the steps; 0 to 1."""
     num_preemptions: int = 0
     num_steps: int = 0
+    num_kv_blocks: int = 0
     kv_cache_tokens: int = 0
     """Tokens the KV cache can hold."""
     spans: list[tuple[float, float]] = field(default_factory=list)
@@ -97,8 +98,7 @@ def run_prompts(
         engine.add_request(str(index), {"prompt_token_ids": token_ids[index]}, params, arrival_time=started)
     latest: dict[int, RequestOutput] = {}
     last_token_times: dict[int, float] = {}
-    occupied = num_tokens = 0.0
-    step_started = started
+    occupied = num_tokens = 0
     while engine.has_unfinished_requests():
         for output in engine.step():
             index = int(output.request_id)
@@ -112,19 +112,18 @@ def run_prompts(
                     run.inter_token_latencies.append(token_time - last_token_times[index])
                 last_token_times[index] = token_time
             latest[index] = output
-        now = time.monotonic()
+        run.duration = time.monotonic() - started
         stats = engine.stats()
-        occupied += (now - step_started) * stats["last_step"]["num_sequences"]
-        step_started = now
+        occupied += stats["last_step"]["num_sequences"]
         if on_step is not None:
-            on_step(Progress(run, prompts, latest, stats, now - started, int(num_tokens)))
-    run.duration = step_started - started
+            on_step(Progress(run, prompts, latest, stats, run.duration, num_tokens))
     run.outputs = [latest[index] for index in range(len(prompts))]
-    run.mean_occupancy = occupied / run.duration / run.num_slots
     stats = engine.stats()
     run.num_preemptions = stats["num_preemptions"] - before["num_preemptions"]
     run.num_steps = stats["num_steps"] - before["num_steps"]
-    run.kv_cache_tokens = stats["num_kv_blocks"] * stats["block_size"]
+    run.mean_occupancy = occupied / run.num_steps / run.num_slots
+    run.num_kv_blocks = stats["num_kv_blocks"]
+    run.kv_cache_tokens = run.num_kv_blocks * stats["block_size"]
     run.spans = [_span(output, started) for output in run.outputs]
     return run
 

@@ -70,7 +70,7 @@ def print_table(console: Console, runs: list[Run]) -> None:
     row("time to first token, p99, ms", "ttft_p99", ".0f", 1e3)
     row("inter-token latency, p50, ms", "inter_token_latency_p50", ".1f", 1e3)
     row("inter-token latency, p99, ms", "inter_token_latency_p99", ".1f", 1e3)
-    row("mean batch occupancy, %", "mean_occupancy", ".0f", 1e2)
+    row("mean batch occupancy over the steps, %", "mean_occupancy", ".0f", 1e2)
     row("steps", "num_steps", ".0f")
     row("preemptions", "num_preemptions", ".0f", ratio=False)
     console.print(table)

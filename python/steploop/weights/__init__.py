@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from steploop.errors import InvalidArgumentError, ModelLoadError
 from steploop.memory import format_bytes, total_memory_bytes
 from steploop.weights.checkpoint import Checkpoint, GenerationDefaults, TokenizerFiles
-from steploop.weights.source import open_checkpoint
+from steploop.weights.source import find_tokenizer, open_checkpoint
 from steploop.weights.spec import ARCHITECTURES, ModelSpec
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ __all__ = [
     "GenerationDefaults",
     "ModelSpec",
     "TokenizerFiles",
+    "find_tokenizer",
     "load_model",
     "open_checkpoint",
     "resolve_dtype",

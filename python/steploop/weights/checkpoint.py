@@ -16,12 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFiles:
-    """Where a tokenizer lies: a folder or hub name, or the GGUF file that carries it."""
+    """Where a tokenizer lies: a folder, or the GGUF file that carries it."""
 
     path: str
     gguf_file: str | None = None
     """Name of the GGUF file inside `path`."""
-    revision: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,13 @@ def open_folder(folder: Path) -> FolderCheckpoint:
         path=folder,
         spec=spec,
         dtype=_auto_dtype(config, files),
-        generation=parse_generation_config(generation, config, spec.vocab_size),
+        generation=parse_generation_config(
+            generation,
+            config,
+            spec.vocab_size,
+            generation_name=str(generation_path),
+            config_name=str(folder / "config.json"),
+        ),
         tokenizer=TokenizerFiles(path=str(folder)) if has_tokenizer else None,
         files=files,
     )

@@ -22,15 +22,25 @@ _SAMPLING_FIELDS = {
 _NOT_APPLIED = {"repetition_penalty": 1.0, "min_p": 0.0, "typical_p": 1.0, "no_repeat_ngram_size": 0}
 
 
-def parse_generation_config(generation: dict[str, Any], config: dict[str, Any], vocab_size: int) -> GenerationDefaults:
+def parse_generation_config(
+    generation: dict[str, Any],
+    config: dict[str, Any],
+    vocab_size: int,
+    *,
+    generation_name: str = "the model's generation config",
+    config_name: str = "the model's config",
+) -> GenerationDefaults:
     """Defaults from a parsed generation_config.json, with config.json's end-of-sequence token where it names none.
+
+    Args:
+        generation_name: What errors call the first; `config_name` the second.
 
     Raises:
         ModelLoadError: a value of the wrong type or out of range.
     """
-    eos = generation.get("eos_token_id")
+    eos, eos_source = generation.get("eos_token_id"), generation_name
     if eos is None:
-        eos = config.get("eos_token_id")
+        eos, eos_source = config.get("eos_token_id"), config_name
     for name, neutral in _NOT_APPLIED.items():
         if generation.get(name, neutral) not in (neutral, None):
             logger.warning("the model's generation config asks for %s=%s; steploop lacks it", name, generation[name])
@@ -38,14 +48,14 @@ def parse_generation_config(generation: dict[str, Any], config: dict[str, Any], 
     try:
         checked = SamplingParams(**sampling)
     except InvalidRequestError as error:
-        raise ModelLoadError(f"the model's generation config: {error}") from None
+        raise ModelLoadError(f"{generation_name}: {error}") from None
     return GenerationDefaults(
-        eos_token_ids=_eos_ids(eos, vocab_size),
+        eos_token_ids=_eos_ids(eos, vocab_size, eos_source),
         sampling={name: getattr(checked, name) for name in sampling},
     )
 
 
-def _eos_ids(value: object, vocab_size: int) -> tuple[int, ...]:
+def _eos_ids(value: object, vocab_size: int, source: str) -> tuple[int, ...]:
     """End-of-sequence ids given as one integer, a list, or null. Ids the model cannot emit (such as -1) are left out.
 
     Raises:
@@ -55,7 +65,7 @@ def _eos_ids(value: object, vocab_size: int) -> tuple[int, ...]:
     ids: dict[int, None] = {}  # in order, each once
     for item in values:
         if isinstance(item, bool) or not isinstance(item, int):
-            raise ModelLoadError(f"eos_token_id must be an integer or a list of integers, got {value!r}")
+            raise ModelLoadError(f"{source}: eos_token_id must be an integer or a list of integers, got {value!r}")
         if 0 <= item < vocab_size:
             ids[item] = None
     return tuple(ids)

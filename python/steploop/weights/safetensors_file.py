@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 # Mapped pages count as resident until the file is closed, so it is closed after about this much.
-_GROUP_SIZE_BYTES = 64 * 2**20
+_GROUP_SIZE_BYTES = 8 << 20
 
 _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 

@@ -1,4 +1,4 @@
-"""Finds a model: a local folder, a local GGUF file, or a name on the Hugging Face hub."""
+"""Finds a model or a tokenizer: a local folder, a local GGUF file, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 
 from steploop.errors import ModelLoadError
-from steploop.weights.checkpoint import Checkpoint
+from steploop.weights.checkpoint import Checkpoint, TokenizerFiles
 from steploop.weights.folder import open_folder
 from steploop.weights.gguf_file import open_gguf
 
 # Data only: no pickle, no Python.
+_TOKENIZER_PATTERNS = ["*.json", "*.txt", "tokenizer.model", "*.jinja"]
 _HUB_PATTERNS = ["*.safetensors", "*.json", "tokenizer.model", "*.jinja"]
 # Some repositories hold the same weights again: in folders, or as one "consolidated" file.
 _HUB_LEFT_OUT = ["*/*", "consolidated*"]
@@ -28,31 +29,44 @@ def open_checkpoint(model: str | Path, revision: str | None = None) -> Checkpoin
         ModelLoadError: not found, not downloadable, or damaged.
         UnsupportedModelError: the model needs something the engine lacks.
     """
-    path = Path(model).expanduser()
     try:
+        path = Path(model).expanduser()
         if path.is_dir():
             return open_folder(path)
         if path.is_file():
             return open_gguf(path)
-    except (OSError, ValueError) as error:  # a name with a null byte, a folder without permission
-        if isinstance(error, ModelLoadError):
-            raise
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte, a folder without permission, no such ~user
         raise ModelLoadError(f"{model} cannot be opened: {error}") from error
-    if path.suffix == ".gguf" or not _HUB_NAME.fullmatch(str(model)):
-        raise ModelLoadError(f"there is no file or folder {str(model)!r}, and it is no name of a model on the hub")
-    return open_folder(_download(str(model), revision))
+    return open_folder(_download(str(model), revision, "model", _HUB_PATTERNS))
 
 
-def _download(name: str, revision: str | None) -> Path:
+def find_tokenizer(tokenizer: str | Path) -> TokenizerFiles:
+    """Finds a tokenizer where `open_checkpoint` would look for a model: a folder, a GGUF file or a hub name.
+
+    Raises:
+        ModelLoadError: not found, or not downloadable.
+    """
+    try:
+        path = Path(tokenizer).expanduser()
+        if path.is_dir():
+            return TokenizerFiles(path=str(path))
+        if path.is_file():
+            return TokenizerFiles(path=str(path.parent), gguf_file=path.name)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelLoadError(f"{tokenizer} cannot be opened: {error}") from error
+    return TokenizerFiles(path=str(_download(str(tokenizer), None, "tokenizer", _TOKENIZER_PATTERNS)))
+
+
+def _download(name: str, revision: str | None, kind: str, patterns: list[str]) -> Path:
+    if name.endswith(".gguf") or not _HUB_NAME.fullmatch(name):
+        raise ModelLoadError(f"there is no file or folder {name!r}, and it is no name of a {kind} on the hub")
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(name, revision=revision, allow_patterns=_HUB_PATTERNS, ignore_patterns=_HUB_LEFT_OUT)
-        )
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_HUB_LEFT_OUT))
     except Exception as error:  # the hub client raises many kinds, its HTTP client's among them
         raise ModelLoadError(
-            f"there is no file or folder {name!r}, and downloading a model of that name from the Hugging Face hub "
-            f"failed: {error}. Give the path of a model folder or GGUF file, or check the name, the network and, for "
+            f"there is no file or folder {name!r}, and downloading a {kind} of that name from the Hugging Face hub "
+            f"failed: {error}. Give the path of a {kind} folder or GGUF file, or check the name, the network and, for "
             "a model that asks for a login, HF_TOKEN"
         ) from error

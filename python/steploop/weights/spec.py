@@ -17,6 +17,7 @@ ROPE_SCALINGS = ("default", "linear", "llama3")
 # Above these a file is damaged or hostile. Checked before anything is allocated or counted up to them.
 _MAX_LAYERS = 4096
 _MAX_SIZE = 2**24
+_MAX_ROPE_THETA = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +68,13 @@ class ModelSpec:
             value, limit = getattr(self, name), limits.get(name, _MAX_SIZE)
             if not 1 <= value <= limit:
                 raise ModelLoadError(f"{name} must be in 1..{limit}, got {value}")
-        for name in ("rms_norm_eps", "rope_theta", "rope_factor", "rope_low_freq_factor", "rope_high_freq_factor"):
+        for name in ("rms_norm_eps", "rope_factor", "rope_low_freq_factor", "rope_high_freq_factor"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ModelLoadError(f"{name} must be a finite number > 0, got {value}")
+        # Below 1 a position's angle grows without bound, until it is no number any more.
+        if not 1 <= self.rope_theta <= _MAX_ROPE_THETA:
+            raise ModelLoadError(f"rope_theta must be in 1..{_MAX_ROPE_THETA:.0e}, got {self.rope_theta}")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ModelLoadError(f"sliding_window must be >= 1, got {self.sliding_window}")
         if self.num_heads % self.num_kv_heads:

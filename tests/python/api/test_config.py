@@ -20,9 +20,15 @@ def spec(**changes: Any) -> ModelSpec:
     return ModelSpec(**values | changes)
 
 
-def size(*, available: int = 1 << 30, model: ModelSpec | None = None, **settings: Any) -> tuple[int, int]:
+def size(
+    *, available: int = 1 << 30, total: int = 1 << 31, model: ModelSpec | None = None, **settings: Any
+) -> tuple[int, int]:
     result = size_kv_cache(
-        EngineConfig(model="m", **settings), model or spec(), bytes_per_token=100, available_bytes=available
+        EngineConfig(model="m", **settings),
+        model or spec(),
+        bytes_per_token=100,
+        available_bytes=available,
+        total_bytes=total,
     )
     return result.max_model_len, result.num_kv_blocks
 
@@ -48,6 +54,12 @@ def size(*, available: int = 1 << 30, model: ModelSpec | None = None, **settings
         ({"scheduling_policy": "magic"}, "scheduling_policy must be one of on_demand, static, got 'magic'"),
         ({"model": ""}, "model must be a path or a name"),
         ({"model": 3}, "model must be a path or a name, got 3"),
+        ({"model": None}, "model must be a path or a name, got None"),
+        ({"tokenizer": 3}, "tokenizer must be a path or a name, got 3"),
+        ({"tokenizer": ""}, "tokenizer must be a path or a name, got ''"),
+        ({"revision": 3}, "revision must be a string, got 3"),
+        ({"device": 3}, "device must be a string, got 3"),
+        ({"device": None}, "device must be a string, got None"),
     ],
 )
 def test_refused(settings: dict[str, Any], words: str) -> None:
@@ -95,6 +107,29 @@ def test_explicit_size() -> None:
 def test_too_little_for_one_sequence(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         size(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"kv_cache_memory_bytes": 160_001},
+            "=160001 asks .*156.25 KiB, but .* only 156.25 KiB of memory, 1 bytes too little; "
+            "lower kv_cache_memory_bytes to at most 160000",
+        ),
+        ({"num_kv_blocks": 101}, "=101 asks .*157.81 KiB.* 1.56 KiB too little; lower num_kv_blocks to at most 100"),
+        ({"num_kv_blocks": 2**31 - 1}, "lower num_kv_blocks"),
+        ({"kv_cache_memory_bytes": 2**63 - 1}, "lower kv_cache_memory_bytes"),
+    ],
+)
+def test_more_than_the_memory(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        size(total=160_000, **settings)
+
+
+def test_all_of_the_memory() -> None:
+    assert size(total=160_000, available=0, num_kv_blocks=100) == (1000, 100)
+    assert size(total=160_000, available=0, kv_cache_memory_bytes=160_000) == (1000, 100)
 
 
 def test_longer_than_the_model() -> None:

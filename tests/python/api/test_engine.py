@@ -144,6 +144,23 @@ def test_bad_request_id(engine: LLMEngine, request_id: Any) -> None:
     assert not engine.has_unfinished_requests()
 
 
+@pytest.mark.parametrize("request_id", [3, None, [1], ["good", None], b"good", ["good", "\ud800"], "\ud800"])
+def test_abort_of_a_bad_id(engine: LLMEngine, request_id: Any) -> None:
+    engine.add_request("good", [5], GREEDY)
+    with pytest.raises(InvalidRequestError, match="request_id must be a string"):
+        engine.abort_request(request_id)
+    assert drain(engine)["good"][-1].outputs[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("arrival_time", ["now", [1], True, math.nan, math.inf, -1.0, -1, 1e12, 10**400, 1j])
+def test_bad_arrival_time(engine: LLMEngine, arrival_time: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="arrival_time must be seconds"):
+        engine.add_request("a", [5], GREEDY, arrival_time=arrival_time)
+    assert engine.unfinished_request_ids() == set()
+    engine.add_request("a", [5], GREEDY, arrival_time=1)
+    assert drain(engine)["a"][-1].metrics.arrival_time == 1.0
+
+
 def test_bad_sampling_params(engine: LLMEngine) -> None:
     with pytest.raises(InvalidRequestError, match="sampling_params must be SamplingParams"):
         engine.add_request("a", "x", {"temperature": 1})  # type: ignore[arg-type]
@@ -308,6 +325,8 @@ def test_config_or_settings(tiny_llama: Path) -> None:
         LLMEngine(EngineConfig(model=tiny_llama), max_num_seqs=3)
     with pytest.raises(TypeError, match="max_seqs"):
         LLMEngine(model=tiny_llama, max_seqs=3)
+    with pytest.raises(InvalidArgumentError, match=r"config must be an EngineConfig.*LLMEngine\(model=\.\.\.\)"):
+        LLMEngine(str(tiny_llama))  # type: ignore[arg-type]
 
 
 def test_no_gpu_here(make_engine: MakeEngine) -> None:
@@ -371,3 +390,9 @@ def test_pool_too_small(make_engine: MakeEngine) -> None:
     with pytest.raises(InvalidArgumentError, match="max_model_len=512 tokens: that takes 32 blocks"):
         make_engine(num_kv_blocks=31)
     assert len(tokens(run(make_engine(num_kv_blocks=32), [5] * 300))) == 12
+
+
+@pytest.mark.parametrize("settings", [{"num_kv_blocks": 2**31 - 1}, {"kv_cache_memory_bytes": 2**60}])
+def test_pool_larger_than_the_memory(make_engine: MakeEngine, settings: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"lower {next(iter(settings))} to at most"):
+        make_engine(**{"num_kv_blocks": None, **settings})

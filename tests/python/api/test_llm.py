@@ -62,6 +62,10 @@ def test_kinds_of_prompts(llm: LLM, prompts: Any, num_outputs: int) -> None:
         (["good", "good"], [GREEDY], InvalidRequestError),
         (["good", "good"], [GREEDY, "greedy"], InvalidRequestError),
         (None, GREEDY, InvalidRequestError),
+        ("good", 3, InvalidRequestError),
+        ("good", "x", InvalidRequestError),
+        ("good", {"temperature": 0}, InvalidRequestError),
+        ("good", (params for params in [GREEDY]), InvalidRequestError),
     ],
 )
 def test_one_bad_prompt_refuses_all(llm: LLM, prompts: Any, params: Any, error: type[Exception]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import steploop.engine
 from steploop.cli import main
 from steploop.demo.measure import Run, quantile
 from steploop.demo.model import find_demo_model
@@ -53,10 +54,20 @@ def test_json(tiny_llama: Path, capsys: Capture) -> None:
     assert continuous["num_steps"] < static["num_steps"]
     assert continuous["kv_cache_tokens"] == static["kv_cache_tokens"]
     assert 0 < static["mean_occupancy"] < continuous["mean_occupancy"] <= 1
+    assert report["settings"]["kv_cache_memory_bytes"] is None
     for run in report["runs"]:
         assert 0 < run["ttft_p50"] <= run["ttft_p99"] <= run["duration"]
         assert 0 < run["inter_token_latency_p50"] <= run["inter_token_latency_p99"]
         assert all(0 <= start <= end <= run["duration"] for start, end in run["spans"])
+
+
+def test_both_runs_have_the_same_cache(tiny_llama: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although by the second run less memory is free."""
+    free = iter([60e6, 40e6])
+    monkeypatch.setattr(steploop.engine, "available_memory_bytes", lambda: int(next(free)))
+    assert main(["demo", "--model", str(tiny_llama), "--json", "--max-num-seqs", "64", *OPTIONS]) == 0
+    continuous, static = json.loads(capsys.readouterr().out)["runs"]
+    assert continuous["kv_cache_tokens"] == static["kv_cache_tokens"] < 64 * 512
 
 
 def test_bad_picture(tiny_llama: Path, capsys: Capture) -> None:

@@ -55,9 +55,9 @@ def test_same_text_in_every_form(
     for number, (prompt, text) in enumerate(streamed.items(), start=1):
         assert f"--- {number}/2: {prompt}\n{text}\n\n" in blocks
     file = tmp_path / "prompts.txt"
-    file.write_bytes("hello\r\n\n  \nwörld 2".encode())
+    file.write_bytes("\ufeffhello\r\n\n  \nwörld 2".encode())  # as an editor on Windows may
     assert run("--file", str(file)) == blocks
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("hello\nwörld 2\n".encode())))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\ufeffhello\nwörld 2\n".encode())))
     assert run() == blocks
     records = [json.loads(line) for line in run("--json", "hello", "wörld 2").splitlines()]
     assert {record["prompt"]: record["text"] for record in records} == streamed

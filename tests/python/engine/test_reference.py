@@ -33,7 +33,7 @@ def prompts(text_token_ids: list[int]) -> dict[str, Work]:
 
 
 def test_greedy_tokens_equal_the_reference_under_every_budget_and_preemption(
-    demo_models: Callable[[str], Any], reference: Any, prompts: dict[str, Work]
+    demo_models: Callable[[str], Any], reference: Any, prompts: dict[str, Work], report: Callable[[str], None]
 ) -> None:
     model = demo_models("float32")
     results = run(make_engine(model), prompts)
@@ -57,22 +57,28 @@ def test_greedy_tokens_equal_the_reference_under_every_budget_and_preemption(
             gap = float(best.values[position, 0] - logits[position, token])
             assert gap < NEAR_TIE, f"prompt {key}, output {position}: {token} is {gap} below the reference's best"
             excused += 1
-    print(f"{excused} of {NUM_PROMPTS * NUM_OUTPUTS} positions excused as near ties")
+    report(f"float32 against the reference: {excused} of {NUM_PROMPTS * NUM_OUTPUTS} positions excused as near ties")
     assert excused <= MAX_EXCUSED
 
 
 def test_float32_logits_equal_the_reference(
-    demo_models: Callable[[str], Any], text_token_ids: list[int], text_logits: torch.Tensor
+    demo_models: Callable[[str], Any],
+    text_token_ids: list[int],
+    text_logits: torch.Tensor,
+    report: Callable[[str], None],
 ) -> None:
     engine = make_engine(demo_models("float32"), max_model_len=2048)
     logits = torch.from_numpy(engine.teacher_forced_logits(text_token_ids))
     worst = float((logits - text_logits).abs().max())
-    print(f"largest difference of 2,000 x {logits.shape[1]} logits: {worst:.2e}")
+    report(f"float32 against the reference: largest difference of 2,000 x {logits.shape[1]} logits: {worst:.2e}")
     assert worst <= 5e-4
 
 
 def test_bfloat16_stays_close_to_the_reference(
-    demo_models: Callable[[str], Any], text_token_ids: list[int], text_logits: torch.Tensor
+    demo_models: Callable[[str], Any],
+    text_token_ids: list[int],
+    text_logits: torch.Tensor,
+    report: Callable[[str], None],
 ) -> None:
     engine = make_engine(demo_models("bfloat16"), max_model_len=2048)
     logits = torch.from_numpy(engine.teacher_forced_logits(text_token_ids))
@@ -82,6 +88,9 @@ def test_bfloat16_stays_close_to_the_reference(
         for a, b in zip(logits.split(200), text_logits.split(200), strict=True)
     ]
     divergence = float(torch.cat(divergences).mean())
-    print(f"top-1 agreement {agreement:.4f}, mean KL divergence {divergence:.2e} over 2,000 tokens")
+    report(
+        f"bfloat16 against the reference: top-1 agreement {agreement:.4f}, mean KL divergence {divergence:.2e} "
+        "over 2,000 tokens"
+    )
     assert agreement >= 0.988
     assert divergence <= 6e-4

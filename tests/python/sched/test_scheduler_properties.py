@@ -223,13 +223,13 @@ programs = st.tuples(
 
 
 @pytest.fixture(scope="module")
-def counts():
+def counts(report):
     counts = Counter()
     yield counts
     width = max(map(len, MINIMUMS))
-    print("\nmet by the random scheduler programs:")
+    report("met by the random scheduler programs:")
     for name, minimum in MINIMUMS.items():
-        print(f"  {name:<{width}} {counts[name]:>8}  (at least {minimum})")
+        report(f"  {name:<{width}} {counts[name]:>8}  (at least {minimum})")
 
 
 @settings(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from steploop.errors import ModelLoadError
+from steploop.weights import open_checkpoint
 from steploop.weights.generation import parse_generation_config
 
 
@@ -43,5 +47,19 @@ def test_what_is_not_applied_is_said(caplog: pytest.LogCaptureFixture) -> None:
     [{"eos_token_id": "2"}, {"eos_token_id": [True]}, {"eos_token_id": 2.0}, {"temperature": -1}, {"top_p": "0.9"}],
 )
 def test_refused(generation: dict[str, Any]) -> None:
-    with pytest.raises(ModelLoadError):
+    with pytest.raises(ModelLoadError, match="^the model's generation config: "):
         parse_generation_config(generation, {}, 300)
+
+
+def test_error_names_the_file(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    path = folder / "generation_config.json"
+    for generation in ({"temperature": -1}, {"eos_token_id": "2"}):
+        path.write_text(json.dumps(generation))
+        with pytest.raises(ModelLoadError, match=f"^{path}: {next(iter(generation))} must be"):
+            open_checkpoint(folder)
+    path.unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": "2"}))
+    with pytest.raises(ModelLoadError, match="config.json: eos_token_id must be"):
+        open_checkpoint(folder)

@@ -91,9 +91,9 @@ def test_dtype(tiny_llama: Path) -> None:
 
 @pytest.fixture(scope="module")
 def medium_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with 66 million float32 weights (265 MB), most of them in two large tensors, in two shards."""
+    """A folder with 132 million bfloat16 weights (265 MB) in two shards, an eighth of them in each embedding."""
     folder = tmp_path_factory.mktemp("medium-llama")
-    vocab, hidden, inner, layers = 16000, 1024, 4096, 2
+    vocab, hidden, inner, layers = 16000, 1024, 4096, 6
     config = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": vocab,
@@ -105,17 +105,19 @@ def medium_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(config))
     shards: list[Weights] = [{}, {}]
-    shards[0]["model.embed_tokens.weight"] = torch.full((vocab, hidden), 0.5)
-    shards[1]["lm_head.weight"] = torch.full((vocab, hidden), 0.5)
+    shards[0]["model.embed_tokens.weight"] = torch.full((vocab, hidden), 0.5, dtype=torch.bfloat16)
+    shards[1]["lm_head.weight"] = torch.full((vocab, hidden), 0.5, dtype=torch.bfloat16)
     shards[1]["model.norm.weight"] = torch.ones(hidden)
     for layer in range(layers):
         prefix = f"model.layers.{layer}."
         for name in "qkvo":
-            shards[layer][f"{prefix}self_attn.{name}_proj.weight"] = torch.full((hidden, hidden), 0.5)
+            shards[layer % 2][f"{prefix}self_attn.{name}_proj.weight"] = torch.full(
+                (hidden, hidden), 0.5, dtype=torch.bfloat16
+            )
         for name, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
-            shards[layer][f"{prefix}mlp.{name}_proj.weight"] = torch.full(shape, 0.5)
+            shards[layer % 2][f"{prefix}mlp.{name}_proj.weight"] = torch.full(shape, 0.5, dtype=torch.bfloat16)
         for name in ("input_layernorm", "post_attention_layernorm"):
-            shards[layer][f"{prefix}{name}.weight"] = torch.ones(hidden)
+            shards[layer % 2][f"{prefix}{name}.weight"] = torch.ones(hidden)
     weight_map = {}
     for number, shard in enumerate(shards):
         save_file(shard, folder / f"part{number}.safetensors")

@@ -10,16 +10,23 @@ import huggingface_hub
 import pytest
 
 from steploop.errors import ModelLoadError
-from steploop.weights import open_checkpoint
+from steploop.weights import TokenizerFiles, find_tokenizer, open_checkpoint
 
 
 @pytest.mark.parametrize(
     "name",
-    ["", "/no/such/folder", "./no-such-folder", "~/no-such-folder", "a/b/c", "no-such.gguf", "a\0b", "-x", "a b"],
+    ["/no/such/folder", "./no-such-folder", "~/no-such-folder", "a/b/c", "no-such.gguf", "a\0b", "-x", "a b"],
 )
-def test_neither_path_nor_name(name: str) -> None:
+def test_neither_path_nor_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", None)  # nor is the hub asked
+    for find in (open_checkpoint, find_tokenizer):
+        with pytest.raises(ModelLoadError, match="there is no file or folder|cannot be opened"):
+            find(name)
+
+
+def test_no_name() -> None:
     with pytest.raises(ModelLoadError):
-        open_checkpoint(name)
+        open_checkpoint("")
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
@@ -68,3 +75,23 @@ def test_download_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(ModelLoadError, match="some-org/some-model.*no route to host.*HF_TOKEN"):
         open_checkpoint("some-org/some-model")
+
+
+def test_tokenizer(tiny_llama: Path, demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_tokenizer(tiny_llama) == TokenizerFiles(path=str(tiny_llama))
+    assert find_tokenizer(demo_model) == TokenizerFiles(path=str(demo_model.parent), gguf_file=demo_model.name)
+    calls: list[dict[str, Any]] = []
+
+    def download(name: str, **options: Any) -> str:
+        calls.append({"name": name, **options})
+        if len(calls) > 1:
+            raise ConnectionError("no route to host")
+        return str(tiny_llama)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert find_tokenizer("some-org/some-model") == TokenizerFiles(path=str(tiny_llama))
+    assert (calls[0]["name"], calls[0]["revision"]) == ("some-org/some-model", None)
+    assert not any(fnmatch.fnmatch("model.safetensors", pattern) for pattern in calls[0]["allow_patterns"])
+    with pytest.raises(ModelLoadError, match="downloading a tokenizer of that name.*no route to host"):
+        find_tokenizer("some-org/some-model")
+    assert len(calls) == 2
