@@ -13,9 +13,6 @@ namespace steploop::STEPLOOP_ISA {
 inline constexpr int kTile = kAttentionTile;
 inline constexpr float kLowest = -1e30f;  // start of a running maximum; finite, so that differences stay finite
 
-SL_INLINE void store_probabilities(float* out, Floats x) { store(out, x); }
-SL_INLINE void store_probabilities(bf16* out, Floats x) { store(out, x); }
-
 template <class Dot>
 class AttentionItemRun {
   using Element = typename Dot::Element;
@@ -123,7 +120,7 @@ class AttentionItemRun {
     const int valid = std::min(kTile, item_.first_position + r / heads_ - tile + 1);
     Element* p = reinterpret_cast<Element*>(z_.p) + r * kTile;
     if (valid <= 0) {  // the whole tile lies after this row's position
-      for (int i = 0; i < kTile; i += kLanes) store_probabilities(p + i, zero());
+      for (int i = 0; i < kTile; i += kLanes) store(p + i, zero());
       return;
     }
     const Floats scale = splat(p_.scale * kLog2E), lowest = splat(kLowest);
@@ -147,7 +144,7 @@ class AttentionItemRun {
     for (int g = 0; g < kTile / kLanes; ++g) {
       const int n = std::clamp(valid - g * kLanes, 0, kLanes);
       const Floats e = keep_first(exp2(sub(s[g], splat(new_max))), n, zero());
-      store_probabilities(p + g * kLanes, e);
+      store(p + g * kLanes, e);
       sum = add(sum, e);
     }
     z_.sum[r] += reduce_add(sum);
@@ -238,10 +235,7 @@ class AttentionItemRun {
           static_cast<int64_t>(item_.out_row + r / heads_) * p_.num_heads + item_.kv_head * heads_ + r % heads_;
       for (int i = 0; i < head_dim_; i += kLanes) {
         const Floats value = mul(load(o + r * head_dim_ + i), scale);
-        if (p_.out_dtype == DType::kFloat32)
-          store(static_cast<float*>(p_.out) + head * head_dim_ + i, value);
-        else
-          store(static_cast<bf16*>(p_.out) + head * head_dim_ + i, value);
+        store_as(p_.out, p_.out_dtype, head * head_dim_ + i, value);
       }
     }
   }

@@ -49,10 +49,7 @@ inline void rms_norm(const RmsNormParams& p, int64_t row_begin, int64_t row_end)
     for (int i = 0; i < p.size; i += kLanes) {
       const int n = std::min(kLanes, p.size - i);
       const Floats value = mul(mul(load_n(x + i, n), scale), load_n(p.weight + i, n));
-      if (p.out_dtype == DType::kFloat32)
-        store_n(static_cast<float*>(p.out) + row * p.size + i, value, n);
-      else
-        store_n(static_cast<bf16*>(p.out) + row * p.size + i, value, n);
+      store_as(p.out, p.out_dtype, row * p.size + i, value, n);
     }
   }
 }
@@ -63,10 +60,7 @@ inline void silu_mul(const SiluMulParams& p, int64_t row_begin, int64_t row_end)
     for (int i = 0; i < p.size; i += kLanes) {
       const int n = std::min(kLanes, p.size - i);
       const Floats value = mul(silu(load_n(gate + i, n)), load_n(gate + p.size + i, n));
-      if (p.out_dtype == DType::kFloat32)
-        store_n(static_cast<float*>(p.out) + row * p.size + i, value, n);
-      else
-        store_n(static_cast<bf16*>(p.out) + row * p.size + i, value, n);
+      store_as(p.out, p.out_dtype, row * p.size + i, value, n);
     }
   }
 }

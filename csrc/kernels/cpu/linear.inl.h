@@ -27,10 +27,7 @@ SL_INLINE void apply_epilogue(const EpilogueTarget& target, int64_t row, int64_t
     const Floats value = mul(silu(low), high);
     const int64_t out_column = panel * kLanes;
     const int n = static_cast<int>(std::min<int64_t>(kLanes, p.out_stride - out_column));
-    if (p.out_dtype == DType::kFloat32)
-      store_n(static_cast<float*>(p.out) + row * p.out_stride + out_column, value, n);
-    else
-      store_n(static_cast<bf16*>(p.out) + row * p.out_stride + out_column, value, n);
+    store_as(p.out, p.out_dtype, row * p.out_stride + out_column, value, n);
     return;
   }
   float* out = static_cast<float*>(p.out) + row * p.out_stride + column;

@@ -178,6 +178,14 @@ SL_INLINE void prefetch_l2(const char* p) { __builtin_prefetch(p, 0, 2); }
 
 #endif
 
+// Stores the first n lanes at element `index` of an array of dtype float32 or bfloat16.
+SL_INLINE void store_as(void* out, DType dtype, int64_t index, Floats x, int n = kLanes) {
+  if (dtype == DType::kFloat32)
+    store_n(static_cast<float*>(out) + index, x, n);
+  else
+    store_n(static_cast<bf16*>(out) + index, x, n);
+}
+
 // 2^x for x <= 127: a degree-5 polynomial on [-0.5, 0.5], relative error about 2e-7. Goes to 0 at the low end; NaN
 // stays NaN (max and min give their second operand when one is NaN).
 SL_INLINE Floats exp2(Floats x) {
