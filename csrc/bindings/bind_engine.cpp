@@ -7,6 +7,7 @@
 #include "bindings/bindings.h"
 #include "core/errors.h"
 #include "engine/engine.h"
+#include "exec/cuda_backend.h"
 
 namespace py = pybind11;
 using py::literals::operator""_a;
@@ -79,22 +80,42 @@ py::dict stats_of(const Engine& engine) {
                   "num_recomputed_tokens"_a = s.num_recomputed_tokens, "num_kv_blocks"_a = s.num_kv_blocks,
                   "num_used_kv_blocks"_a = s.num_used_kv_blocks, "num_kv_tokens"_a = s.num_kv_tokens,
                   "block_size"_a = engine.config().block_size, "num_steps"_a = s.num_steps, "last_step"_a = last,
-                  "total"_a = phases(stats.total), "batch_invariant"_a = true, "num_threads"_a = engine.num_threads(),
-                  "isa"_a = engine.isa());
+                  "total"_a = phases(stats.total), "batch_invariant"_a = engine.config().matmul == nullptr,
+                  "num_threads"_a = engine.num_threads(), "isa"_a = engine.isa());
 }
 
 std::shared_ptr<Engine> make_engine(std::shared_ptr<Model> model, int32_t max_model_len, int32_t max_num_seqs,
                                     int32_t max_num_batched_tokens, int32_t block_size, int32_t num_kv_blocks,
                                     const std::string& kv_cache_dtype, int32_t num_threads, uint64_t seed,
-                                    const std::string& scheduling_policy, std::vector<TokenId> eos_token_ids) {
+                                    const std::string& scheduling_policy, std::vector<TokenId> eos_token_ids,
+                                    uintptr_t matmul) {
   if (!model->finished()) throw InvalidArgumentError("the model is not loaded: call finish_loading first");
-  const DType kv_dtype = dtype_from_name(kv_cache_dtype.c_str());
-  if (kv_dtype == DType::kFloat16)
-    throw InvalidArgumentError("kv_cache_dtype must be float32 or bfloat16, got float16");
-  return std::make_shared<Engine>(
-      std::move(model), EngineConfig{max_model_len, max_num_seqs, max_num_batched_tokens, block_size, num_kv_blocks,
-                                     kv_dtype, num_threads, seed,
-                                     scheduling_policy_from_name(scheduling_policy.c_str()), std::move(eos_token_ids)});
+  EngineConfig config;
+  config.max_model_len = max_model_len;
+  config.max_num_seqs = max_num_seqs;
+  config.max_num_batched_tokens = max_num_batched_tokens;
+  config.block_size = block_size;
+  config.num_kv_blocks = num_kv_blocks;
+  config.kv_dtype = dtype_from_name(kv_cache_dtype.c_str());
+  config.num_threads = num_threads;
+  config.matmul = reinterpret_cast<MatmulFunction>(matmul);
+  config.seed = seed;
+  config.policy = scheduling_policy_from_name(scheduling_policy.c_str());
+  config.eos_token_ids = std::move(eos_token_ids);
+  return std::make_shared<Engine>(std::move(model), config);
+}
+
+int64_t activation_bytes(const ModelConfig& model, const std::string& dtype, const std::string& kv_cache_dtype,
+                         const std::string& device, int32_t max_model_len, int32_t max_num_seqs,
+                         int32_t max_num_batched_tokens, int32_t block_size, bool batch_invariant) {
+  EngineConfig config;
+  config.max_model_len = max_model_len;
+  config.max_num_seqs = max_num_seqs;
+  config.max_num_batched_tokens = max_num_batched_tokens;
+  config.block_size = block_size;
+  config.kv_dtype = dtype_from_name(kv_cache_dtype.c_str());
+  if (!batch_invariant) config.matmul = [](auto...) { return 1; };
+  return Engine::activation_bytes(model, dtype_from_name(dtype.c_str()), device_from_name(device.c_str()), config);
 }
 
 py::list step(Engine& engine) {
@@ -129,14 +150,29 @@ void bind_step_output(py::module_& m) {
 
 void bind_engine(py::module_& m) {
   bind_step_output(m);
+  m.def(
+      "cuda_memory",
+      [] {
+        const CudaMemory memory = cuda_backend().memory();
+        return py::make_tuple(memory.free_bytes, memory.total_bytes);
+      },
+      "(free, total) bytes of the CUDA device. Raises UnsupportedDeviceError.");
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "The native batching loop over one model.")
       .def(
           py::init(&make_engine), "model"_a.none(false), py::kw_only(), "max_model_len"_a, "max_num_seqs"_a = 64,
           "max_num_batched_tokens"_a = 2048, "block_size"_a = 16, "num_kv_blocks"_a, "kv_cache_dtype"_a,
           "num_threads"_a = 0, "seed"_a = 0, "scheduling_policy"_a = "on_demand",
-          "eos_token_ids"_a = std::vector<TokenId>{},
+          "eos_token_ids"_a = std::vector<TokenId>{}, "matmul"_a = 0,
           "Reserves all memory that steps will need (pages count once they are used). num_threads 0: the physical cores of the cpuset, within the CPU quota. "
-          "Raises InvalidArgumentError, also when the pool is smaller than one sequence of max_model_len.")
+          "matmul: on CUDA, the address of another library's function to use for linear layers, which gives up batch "
+          "invariance (torch.ops.steploop_cuda.matmul_address()). "
+          "Raises InvalidArgumentError, also when the pool is smaller than one sequence of max_model_len, or the device has "
+          "too little memory.")
+      .def_static(
+          "activation_bytes", &activation_bytes, "config"_a, py::kw_only(), "dtype"_a, "kv_cache_dtype"_a, "device"_a,
+          "max_model_len"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "block_size"_a, "batch_invariant"_a,
+          "Device memory that an engine takes beside weights and KV cache, in bytes; 0 on the CPU, where memory "
+          "counts once it is used. Raises UnsupportedDeviceError.")
       .def_static(
           "kv_bytes_per_token",
           [](const ModelConfig& config, const std::string& kv_cache_dtype) {
@@ -160,6 +196,9 @@ void bind_engine(py::module_& m) {
       .def("abort_request", &Engine::abort_request, "request_id"_a,
            "Any thread. False if it is not in flight. The next step() reports it finished with 'abort'.")
       .def("step", &step, "One iteration, without the GIL. An output per request that got a token or ended.")
+      .def(
+          "cuda_stream", [](const Engine& engine) { return reinterpret_cast<uintptr_t>(engine.cuda_stream()); },
+          "The cudaStream_t on which steps run, as an integer; 0 on the CPU.")
       .def("has_unfinished_requests", &Engine::has_unfinished_requests)
       .def("num_unfinished_requests", &Engine::num_unfinished_requests)
       .def("stats", &stats_of, "Counts as of the last step, and durations in microseconds.")

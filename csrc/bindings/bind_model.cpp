@@ -13,13 +13,15 @@ namespace steploop {
 namespace {
 
 // Reads a torch tensor by its Python attributes: no torch header is needed.
-TensorView view_of(const std::string& name, const py::object& tensor) {
+TensorView view_of(const std::string& name, const py::object& tensor, Device model_device) {
   if (!py::hasattr(tensor, "data_ptr")) throw ModelLoadError(concat(name, " is not a torch.Tensor"));
   const std::string device = py::cast<std::string>(tensor.attr("device").attr("type"));
-  if (device != "cpu") throw ModelLoadError(concat(name, " must be on the CPU, got ", device));
+  if (device != "cpu" && !(device == "cuda" && model_device == Device::kCuda))
+    throw ModelLoadError(concat(name, " must be on the CPU or on the model's device, got ", device));
   if (py::str(tensor.attr("layout")).cast<std::string>() != "torch.strided" || tensor.attr("is_neg")().cast<bool>())
     throw ModelLoadError(concat(name, " must be an ordinary strided tensor"));
   TensorView view;
+  view.on_device = device != "cpu";
   const auto shape = py::cast<std::vector<int64_t>>(tensor.attr("shape"));
   const auto strides = py::cast<std::vector<int64_t>>(tensor.attr("stride")());
   if (shape.size() > TensorView::kMaxDims)
@@ -109,27 +111,31 @@ void bind_config(py::module_& m) {
 void bind_model(py::module_& m) {
   bind_config(m);
   py::class_<Model, std::shared_ptr<Model>>(m, "Model", "A model's weights, packed for a device.")
-      .def(py::init([](const ModelConfig& config, const std::string& dtype, const std::string& device) {
-             return std::make_shared<Model>(config, dtype_from_name(dtype.c_str()), device_from_name(device.c_str()));
-           }),
-           "config"_a, py::kw_only(), "dtype"_a, "device"_a = "cpu",
-           "Takes the memory of all weights. dtype: float32 or bfloat16. Raises UnsupportedDeviceError.")
+      .def(
+          py::init([](const ModelConfig& config, const std::string& dtype, const std::string& device) {
+            return std::make_shared<Model>(config, dtype_from_name(dtype.c_str()), device_from_name(device.c_str()));
+          }),
+          "config"_a, py::kw_only(), "dtype"_a, "device"_a = "cpu",
+          "Takes the memory of all weights. dtype: float32 or bfloat16 on the CPU, bfloat16 or float16 on CUDA. Raises "
+          "UnsupportedDeviceError.")
       .def("expected_weights", &Model::expected_weights, "Checkpoint names and the shape of each.")
       .def(
           "load_weight",
           [](Model& model, const std::string& name, const py::object& tensor) {
-            const TensorView view = view_of(name, tensor);
+            const TensorView view = view_of(name, tensor, model.device());
             const py::gil_scoped_release release;
             model.load_weight(name, view);
           },
           "name"_a, "tensor"_a,
-          "Copies a contiguous float32, bfloat16 or float16 CPU torch.Tensor to its place. A name or shape that does not "
-          "fit is reported by finish_loading.")
+          "Copies a contiguous float32, bfloat16 or float16 CPU torch.Tensor to its place; on CUDA also a tensor of that "
+          "device, in the weight's own dtype. A name or shape that does not fit is reported by finish_loading.")
       .def("finish_loading", &Model::finish_loading,
            "Raises ModelLoadError naming every missing, unexpected, repeated and mis-shaped tensor.")
       .def_property_readonly("weight_bytes", &Model::weight_bytes)
       .def_property_readonly("config", &Model::config)
-      .def_property_readonly("dtype", [](const Model& model) { return dtype_name(model.dtype()); });
+      .def_property_readonly("dtype", [](const Model& model) { return dtype_name(model.dtype()); })
+      .def_property_readonly("device",
+                             [](const Model& model) { return model.device() == Device::kCuda ? "cuda" : "cpu"; });
 }
 
 }  // namespace steploop

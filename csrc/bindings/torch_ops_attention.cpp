@@ -119,16 +119,17 @@ std::tuple<Tensor, Tensor> kv_read(const Tensor& kv_cache, const Tensor& slot_ma
   return {key, value};
 }
 
-// Checks the table entries that will be read, and lists the work.
-std::vector<AttentionItem> attention_items(const OpChecks& checks, const AttentionParams& params,
-                                           const Tensor& block_tables, const Tensor& cu_seqlens_q,
-                                           const Tensor& seq_lens, int64_t num_tokens, int64_t num_blocks) {
+// Checks the table entries that will be read, and plans the work.
+AttentionPlanner plan_attention(const OpChecks& checks, const AttentionParams& params, const Tensor& block_tables,
+                                const Tensor& cu_seqlens_q, const Tensor& seq_lens, int64_t num_tokens,
+                                int64_t num_blocks) {
   const int64_t num_sequences = seq_lens.size(0);
   const int32_t* starts = cu_seqlens_q.const_data_ptr<int32_t>();
   const int32_t* lengths = seq_lens.const_data_ptr<int32_t>();
   checks.require(starts[0] == 0 && starts[num_sequences] == num_tokens, "cu_seqlens_q must go from 0 to ", num_tokens,
                  ", the rows of q, got ", starts[0], " to ", starts[num_sequences]);
-  std::vector<AttentionItem> items;
+  AttentionPlanner planner(kCpuAttentionPlan, params.num_heads, params.kv.num_kv_heads,
+                           static_cast<int32_t>(num_sequences), static_cast<int32_t>(num_tokens));
   for (int32_t sequence = 0; sequence < num_sequences; ++sequence) {
     const int32_t first = starts[sequence], next = starts[sequence + 1], length = lengths[sequence];
     checks.require(first <= next && next <= num_tokens, "cu_seqlens_q must not decrease, but does at or after ",
@@ -146,11 +147,9 @@ std::vector<AttentionItem> attention_items(const OpChecks& checks, const Attenti
     whole.query_row = whole.out_row = first;
     whole.num_rows = num_rows;
     whole.first_position = length - num_rows;
-    plan_attention(items, whole, attention_item_tokens(params.num_heads, params.kv.num_kv_heads),
-                   params.kv.num_kv_heads);
+    planner.add(whole);
   }
-  order_attention_items(items);
-  return items;
+  return planner;
 }
 
 Tensor paged_attention(const Tensor& q, const Tensor& kv_cache, const Tensor& block_tables, const Tensor& cu_seqlens_q,
@@ -171,15 +170,14 @@ Tensor paged_attention(const Tensor& q, const Tensor& kv_cache, const Tensor& bl
   params.block_tables = block_tables.const_data_ptr<int32_t>();
   params.block_table_stride = block_tables.size(1);
   params.scale = static_cast<float>(scale);
-  const std::vector<AttentionItem> items =
-      attention_items(checks, params, block_tables, cu_seqlens_q, seq_lens, q.size(0), kv_cache.size(0));
+  AttentionPlanner planner =
+      plan_attention(checks, params, block_tables, cu_seqlens_q, seq_lens, q.size(0), kv_cache.size(0));
   Tensor out = torch::stable::empty({q.size(0), q.size(1), q.size(2)}, dtype);
-  params.items = items.data();
-  params.num_items = static_cast<int32_t>(items.size());
+  params.work = planner.finish();
   params.out = out.mutable_data_ptr();
-  torch::stable::parallel_for(0, params.num_items, 1, [&, &kernels = op_kernels()](int64_t begin, int64_t end) {
+  torch::stable::parallel_for(0, params.work.num_items, 1, [&, &kernels = op_kernels()](int64_t begin, int64_t end) {
     AttentionScratch scratch(AttentionScratch::rows_for(params.num_heads, params.kv.num_kv_heads), params.kv.head_dim);
-    for (int64_t i = begin; i < end; ++i) kernels.attention(params, params.items[i], scratch);
+    for (int64_t i = begin; i < end; ++i) kernels.attention(params, params.work.items[i], scratch);
   });
   return out;
 }

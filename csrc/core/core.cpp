@@ -37,6 +37,19 @@ float fp16_to_float(uint16_t value) {
   return __builtin_bit_cast(float, sign | __builtin_bit_cast(uint32_t, scaled));
 }
 
+uint16_t float_to_fp16(float value) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  const uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);   // NaN
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // 65520 and more round to infinity
+  if (magnitude < 0x38800000u) {  // subnormal: adding 1/2 lines the 10 bits up, rounding them on the way
+    const float shifted = __builtin_bit_cast(float, magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (__builtin_bit_cast(uint32_t, shifted) - 0x3f000000u));
+  }
+  const uint32_t rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
+  return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+}
+
 bool TensorView::is_contiguous() const {
   int64_t expected = 1;
   for (int i = ndim - 1; i >= 0; --i) {

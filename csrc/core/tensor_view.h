@@ -16,6 +16,7 @@ struct TensorView {
   int ndim = 0;
   std::array<int64_t, kMaxDims> shape{};
   std::array<int64_t, kMaxDims> strides{};  // in elements
+  bool on_device = false;  // data is a device pointer
 
   bool is_contiguous() const;
   float element(int64_t index) const;  // of a contiguous tensor, by position in memory

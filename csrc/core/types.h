@@ -32,6 +32,7 @@ inline bf16 float_to_bf16(float value) {
 }
 
 float fp16_to_float(uint16_t value);
+uint16_t float_to_fp16(float value);  // to nearest even; beyond the largest: infinity
 
 inline constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "core/check.h"
+#include "exec/cuda_backend.h"
 #include "sample/philox.h"
 
 namespace steploop {
@@ -16,7 +17,8 @@ int64_t now_us() {
       .count();
 }
 
-const EngineConfig& validated(const EngineConfig& config, const ModelConfig& model) {
+const EngineConfig& validated(const EngineConfig& config, const Model& loaded) {
+  const ModelConfig& model = loaded.config();
   auto require = [](bool holds, auto&&... what) {
     if (!holds) throw InvalidArgumentError(concat(what...));
   };
@@ -32,6 +34,12 @@ const EngineConfig& validated(const EngineConfig& config, const ModelConfig& mod
           config.num_threads);
   require(config.block_size == 8 || config.block_size == 16 || config.block_size == 32 || config.block_size == 64,
           "block_size must be 8, 16, 32 or 64, got ", config.block_size);
+  if (loaded.device() == Device::kCpu)
+    require(config.kv_dtype != DType::kFloat16, "kv_cache_dtype must be float32 or bfloat16, got float16");
+  else
+    require(config.kv_dtype == loaded.dtype(), "kv_cache_dtype must be the model's dtype on CUDA, ",
+            dtype_name(loaded.dtype()), ", got ", dtype_name(config.kv_dtype));
+  require(loaded.device() == Device::kCuda || !config.matmul, "matmul is for device cuda");
   require(config.num_kv_blocks >= 1, "num_kv_blocks must be >= 1, got ", config.num_kv_blocks);
   const int64_t needed = ceil_div(config.max_model_len, config.block_size);
   if (config.num_kv_blocks < needed) {
@@ -47,21 +55,43 @@ const EngineConfig& validated(const EngineConfig& config, const ModelConfig& mod
   return config;
 }
 
+int32_t max_num_running(const EngineConfig& config) {
+  return std::min(config.max_num_seqs, config.max_num_batched_tokens);
+}
+
+ExecOptions exec_options(const ModelConfig& model, const EngineConfig& config) {
+  ExecOptions options;
+  options.num_threads = config.num_threads;
+  options.num_heads = model.num_heads;
+  options.num_kv_heads = model.num_kv_heads;
+  options.head_dim = model.head_dim;
+  options.vocab_size = model.vocab_size;
+  options.max_out_features = std::max({model.qkv_size(), 2 * model.intermediate_size, model.hidden_size});
+  options.max_num_batched_tokens = config.max_num_batched_tokens;
+  options.max_num_sequences = max_num_running(config);
+  options.max_num_sample_rows = max_num_running(config);
+  options.max_blocks_per_sequence = static_cast<int32_t>(ceil_div(config.max_model_len, config.block_size));
+  options.matmul = config.matmul;
+  return options;
+}
+
+Decoder::Limits decoder_limits(const EngineConfig& config) {
+  return {config.max_num_batched_tokens, max_num_running(config), config.max_model_len, config.block_size,
+          config.num_kv_blocks,          config.kv_dtype};
+}
+
 }  // namespace
 
 struct Engine::Runner {
-  Runner(std::shared_ptr<const Model> model_in, const EngineConfig& config, int32_t max_num_running)
+  Runner(std::shared_ptr<const Model> model_in, const EngineConfig& config)
       : model(std::move(model_in)),
-        exec(make_exec(model->device(), {config.num_threads, model->config().num_heads, model->config().num_kv_heads,
-                                         model->config().head_dim, model->config().vocab_size})),
-        decoder(*model, *exec,
-                {config.max_num_batched_tokens, max_num_running, config.max_model_len, config.block_size,
-                 config.num_kv_blocks, config.kv_dtype}),
-        batch(model->config(), config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len,
-              config.block_size),
-        rows(static_cast<size_t>(max_num_running)),
-        results(static_cast<size_t>(max_num_running)),
-        sampled(static_cast<size_t>(max_num_running)) {}
+        exec(make_exec(model->device(), exec_options(model->config(), config))),
+        decoder(*model, *exec, decoder_limits(config)),
+        batch(model->config(), exec->attention_plan_limits(), config.max_num_seqs, config.max_num_batched_tokens,
+              config.max_model_len, config.block_size),
+        rows(static_cast<size_t>(max_num_running(config))),
+        results(static_cast<size_t>(max_num_running(config))),
+        sampled(static_cast<size_t>(max_num_running(config))) {}
 
   std::shared_ptr<const Model> model;
   std::unique_ptr<Exec> exec;
@@ -74,20 +104,26 @@ struct Engine::Runner {
 };
 
 Engine::Engine(std::shared_ptr<const Model> model, const EngineConfig& config)
-    : config_(validated(config, model->config())), model_config_(model->config()) {
+    : config_(validated(config, *model)), model_config_(model->config()) {
   scheduler_ = std::make_unique<Scheduler>(
       SchedulerConfig{config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.policy},
       config.num_kv_blocks, config.block_size);
-  const int32_t max_num_running = std::min(config.max_num_seqs, config.max_num_batched_tokens);
-  runner_ = std::make_unique<Runner>(std::move(model), config_, max_num_running);
+  runner_ = std::make_unique<Runner>(std::move(model), config_);
   num_threads_ = runner_->exec->num_threads();
   isa_ = runner_->exec->isa();
+  cuda_stream_ = runner_->exec->stream();
   stats_.scheduler = scheduler_->stats();
-  outputs_.reserve(static_cast<size_t>(max_num_running));
-  ended_.reserve(static_cast<size_t>(max_num_running));
+  outputs_.reserve(static_cast<size_t>(max_num_running(config)));
+  ended_.reserve(static_cast<size_t>(max_num_running(config)));
 }
 
 Engine::~Engine() { close(); }
+
+int64_t Engine::activation_bytes(const ModelConfig& model, DType dtype, Device device, const EngineConfig& config) {
+  if (device == Device::kCpu) return 0;
+  return Decoder::activation_bytes(model, dtype, decoder_limits(config)) +
+         cuda_backend().exec_bytes(exec_options(model, config));
+}
 
 void Engine::check_alive() const {
   if (closed_) throw EngineDeadError("the engine is closed");
@@ -229,8 +265,9 @@ void Engine::run_scheduled() {
   runner_->num_rows = 0;
   if (!output.empty()) {
     SL_CHECK(output.transfers.empty(), "block transfers are not supported yet");
-    const ForwardBatch& batch = runner_->batch.build(output);
+    const ForwardBatch& packed = runner_->batch.build(output);
     const SampleParams samples = build_samples(output);
+    const ForwardBatch& batch = runner_->exec->begin_step(packed, samples);
     lap(durations_.build_us);
     runner_->exec->run([&](TeamMember& member) {
       runner_->decoder.forward(member, batch);
@@ -340,10 +377,10 @@ std::vector<float> Engine::teacher_forced_logits(std::span<const TokenId> tokens
     SchedulerOutput output;
     output.scheduled.push_back({&sequence, first, count, count});
     output.num_scheduled_tokens = count;
-    const ForwardBatch& batch = runner_->batch.build(output);
+    const ForwardBatch& batch = runner_->exec->begin_step(runner_->batch.build(output), {});
     runner_->exec->run([&](TeamMember& member) { runner_->decoder.forward(member, batch); });
-    std::copy_n(runner_->decoder.logits(), static_cast<size_t>(count) * vocab,
-                logits.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(first) * vocab));
+    runner_->exec->download(logits.data() + static_cast<size_t>(first) * vocab, runner_->decoder.logits(),
+                            static_cast<size_t>(count) * vocab * sizeof(float));
   }
   return logits;
 }
@@ -361,8 +398,9 @@ void Engine::shuffle_free_blocks(uint64_t seed) {
 std::vector<float> Engine::last_logits() const {
   const std::lock_guard step_lock(step_mutex_);
   if (!runner_) return {};
-  const float* logits = runner_->decoder.logits();
-  return {logits, logits + static_cast<ptrdiff_t>(runner_->num_rows) * model_config_.vocab_size};
+  std::vector<float> logits(static_cast<size_t>(runner_->num_rows) * static_cast<size_t>(model_config_.vocab_size));
+  runner_->exec->download(logits.data(), runner_->decoder.logits(), logits.size() * sizeof(float));
+  return logits;
 }
 
 }  // namespace steploop

@@ -25,6 +25,7 @@ struct EngineConfig {
   int32_t num_kv_blocks = 0;
   DType kv_dtype = DType::kFloat32;
   int32_t num_threads = 0;   // 0: default_num_threads()
+  MatmulFunction matmul = nullptr;  // CUDA: gives up batch invariance for another library's speed
   uint64_t seed = 0;
   SchedulingPolicy policy = SchedulingPolicy::kOnDemand;
   std::vector<TokenId> eos_token_ids;
@@ -79,6 +80,10 @@ class Engine {
   Engine(std::shared_ptr<const Model> model, const EngineConfig& config);
   ~Engine();
 
+  // Device memory that an engine takes beside the weights and the KV cache: activations and the exec's own. 0 on the
+  // CPU, where memory counts once it is used.
+  static int64_t activation_bytes(const ModelConfig& model, DType dtype, Device device, const EngineConfig& config);
+
   // Any thread, also while step() runs: the next step takes the request in. arrival_us: steady-clock microseconds.
   // Throws InvalidRequestError, RequestTooLongError, DuplicateRequestError, EngineDeadError.
   void add_request(std::string request_id, std::vector<TokenId> prompt, const SamplingParams& params,
@@ -101,6 +106,7 @@ class Engine {
   const ModelConfig& model_config() const { return model_config_; }
   int num_threads() const { return num_threads_; }
   const std::string& isa() const { return isa_; }
+  void* cuda_stream() const { return cuda_stream_; }  // a cudaStream_t on which steps run; null on the CPU
 
   // Logits after each token of one sequence, [tokens, vocab_size], through the same kernels, cache and chunks as a
   // request: for perplexity and comparisons. Needs an idle engine: throws InvalidRequestError while requests are in
@@ -129,6 +135,7 @@ class Engine {
   const ModelConfig model_config_;
   int num_threads_ = 0;
   std::string isa_;
+  void* cuda_stream_ = nullptr;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Runner> runner_;
 

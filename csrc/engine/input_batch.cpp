@@ -4,16 +4,15 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "kernels/attention_plan.h"
 
 namespace steploop {
 
-InputBatch::InputBatch(const ModelConfig& config, int32_t max_num_seqs, int32_t max_num_batched_tokens,
-                       int32_t max_model_len, int32_t block_size)
-    : num_heads_(config.num_heads),
-      num_kv_heads_(config.num_kv_heads),
-      block_size_(block_size),
-      max_blocks_(ceil_div(max_model_len, block_size)) {
+InputBatch::InputBatch(const ModelConfig& config, const AttentionPlanLimits& attention, int32_t max_num_seqs,
+                       int32_t max_num_batched_tokens, int32_t max_model_len, int32_t block_size)
+    : block_size_(block_size),
+      max_blocks_(ceil_div(max_model_len, block_size)),
+      attention_(attention, config.num_heads, config.num_kv_heads, max_num_seqs, max_num_batched_tokens),
+      sample_attention_(attention, config.num_heads, config.num_kv_heads, max_num_seqs, max_num_seqs) {
   const auto tokens = static_cast<size_t>(max_num_batched_tokens);
   const auto sequences = static_cast<size_t>(std::min(max_num_seqs, max_num_batched_tokens));
   token_ids_.resize(tokens);
@@ -23,27 +22,24 @@ InputBatch::InputBatch(const ModelConfig& config, int32_t max_num_seqs, int32_t 
   seq_lens_.resize(sequences);
   block_tables_.resize(sequences * static_cast<size_t>(max_blocks_));
   sample_rows_.resize(sequences);
-  sample_items_.reserve(sequences * static_cast<size_t>(num_kv_heads_));
-  // Each sequence may leave one item that is not full.
-  const auto item_tokens = static_cast<size_t>(attention_item_tokens(num_heads_, num_kv_heads_));
-  items_.reserve((tokens / item_tokens + sequences) * static_cast<size_t>(num_kv_heads_));
   batch_.token_ids = token_ids_.data();
   batch_.positions = positions_.data();
   batch_.slot_mapping = slot_mapping_.data();
   batch_.cu_seqlens_q = cu_seqlens_q_.data();
   batch_.seq_lens = seq_lens_.data();
   batch_.block_tables = block_tables_.data();
-  batch_.block_table_stride = max_blocks_;
-  batch_.block_table_group_stride = static_cast<int64_t>(block_tables_.size());
   batch_.sample_rows = sample_rows_.data();
 }
 
 const ForwardBatch& InputBatch::build(const SchedulerOutput& output) {
   SL_CHECK(static_cast<size_t>(output.num_scheduled_tokens) <= token_ids_.size() &&
            output.scheduled.size() <= seq_lens_.size());
-  items_.clear();
-  sample_items_.clear();
-  const int32_t item_tokens = attention_item_tokens(num_heads_, num_kv_heads_);
+  attention_.clear();
+  sample_attention_.clear();
+  size_t table_stride = 0;  // no wider than this step needs: the tables travel to the device
+  for (const ScheduledSequence& scheduled : output.scheduled)
+    table_stride = std::max(table_stride, scheduled.sequence->blocks.blocks.size());
+  SL_CHECK(table_stride <= static_cast<size_t>(max_blocks_));
   int32_t row = 0, num_samples = 0;
   for (size_t i = 0; i < output.scheduled.size(); ++i) {
     const ScheduledSequence& scheduled = output.scheduled[i];
@@ -52,7 +48,7 @@ const ForwardBatch& InputBatch::build(const SchedulerOutput& output) {
     const std::vector<BlockId>& blocks = sequence.blocks.blocks;
     SL_CHECK(static_cast<int64_t>(blocks.size()) * block_size_ >= first + count, "sequence ", sequence.id,
              " lacks blocks");
-    BlockId* table = block_tables_.data() + static_cast<int64_t>(i) * max_blocks_;
+    BlockId* table = block_tables_.data() + i * table_stride;
     std::copy(blocks.begin(), blocks.end(), table);
     for (int32_t t = 0; t < count; ++t) {
       const int32_t position = first + t;
@@ -62,26 +58,26 @@ const ForwardBatch& InputBatch::build(const SchedulerOutput& output) {
       slot_mapping_[at] = static_cast<int64_t>(table[position / block_size_]) * block_size_ + position % block_size_;
     }
     const auto index = static_cast<int32_t>(i);
-    plan_attention(items_, {index, row, row, count, first, 0}, item_tokens, num_kv_heads_);
+    attention_.add({.sequence = index, .query_row = row, .out_row = row, .num_rows = count, .first_position = first});
     const int32_t samples = scheduled.num_sample_rows, skipped = count - samples;  // the last tokens are sampled
-    plan_attention(sample_items_, {index, row + skipped, num_samples, samples, first + skipped, 0}, item_tokens,
-                   num_kv_heads_);
+    sample_attention_.add({.sequence = index,
+                           .query_row = row + skipped,
+                           .out_row = num_samples,
+                           .num_rows = samples,
+                           .first_position = first + skipped});
     for (int32_t s = 0; s < samples; ++s) sample_rows_[static_cast<size_t>(num_samples++)] = row + skipped + s;
     cu_seqlens_q_[i] = row;
     seq_lens_[i] = first + count;
     row += count;
   }
   cu_seqlens_q_[output.scheduled.size()] = row;
-  order_attention_items(items_);
-  order_attention_items(sample_items_);
-
+  batch_.block_table_stride = static_cast<int64_t>(table_stride);
+  batch_.block_table_group_stride = static_cast<int64_t>(output.scheduled.size() * table_stride);
   batch_.num_tokens = row;
   batch_.num_sequences = static_cast<int32_t>(output.scheduled.size());
   batch_.num_sample_rows = num_samples;
-  batch_.items = items_.data();
-  batch_.num_items = static_cast<int32_t>(items_.size());
-  batch_.sample_items = sample_items_.data();
-  batch_.num_sample_items = static_cast<int32_t>(sample_items_.size());
+  batch_.attention = attention_.finish();
+  batch_.sample_attention = sample_attention_.finish();
   return batch_;
 }
 

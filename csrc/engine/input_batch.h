@@ -4,22 +4,23 @@
 #include <cstdint>
 #include <vector>
 
+#include "exec/forward_batch.h"
+#include "kernels/attention_plan.h"
 #include "model/config.h"
-#include "model/forward_batch.h"
 #include "sched/scheduler_output.h"
 
 namespace steploop {
 
 class InputBatch {
  public:
-  InputBatch(const ModelConfig& config, int32_t max_num_seqs, int32_t max_num_batched_tokens, int32_t max_model_len,
-             int32_t block_size);
+  InputBatch(const ModelConfig& config, const AttentionPlanLimits& attention, int32_t max_num_seqs,
+             int32_t max_num_batched_tokens, int32_t max_model_len, int32_t block_size);
 
   // The result points into this object and is valid until the next build.
   const ForwardBatch& build(const SchedulerOutput& output);
 
  private:
-  int32_t num_heads_, num_kv_heads_, block_size_;
+  int32_t block_size_;
   int64_t max_blocks_;  // per sequence
   std::vector<TokenId> token_ids_;
   std::vector<int32_t> positions_;
@@ -28,8 +29,8 @@ class InputBatch {
   std::vector<int32_t> seq_lens_;
   std::vector<BlockId> block_tables_;
   std::vector<int32_t> sample_rows_;
-  std::vector<AttentionItem> items_;
-  std::vector<AttentionItem> sample_items_;
+  AttentionPlanner attention_;
+  AttentionPlanner sample_attention_;
   ForwardBatch batch_;
 };
 

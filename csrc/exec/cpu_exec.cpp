@@ -39,6 +39,10 @@ void CpuExec::upload(void* destination, const void* source, size_t size_bytes) {
   std::memcpy(destination, source, size_bytes);
 }
 
+void CpuExec::download(void* destination, const void* source, size_t size_bytes) {
+  std::memcpy(destination, source, size_bytes);
+}
+
 KvCacheView CpuExec::make_kv_layer(DType dtype, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
                                    int64_t num_blocks) {
   KvCacheView view{nullptr, dtype, num_kv_heads, head_dim, block_size, 0};
@@ -94,8 +98,8 @@ void CpuExec::attention(TeamMember& member, const AttentionParams& params) {
   // Nobody uses the other counter any more: all members have left the call before, and none is in the next.
   if (member.rank() == 0) next_item_[1 - parity].store(0, std::memory_order_relaxed);
   std::atomic<int32_t>& next = next_item_[parity];
-  for (int32_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < params.num_items;)
-    kernels_.attention(params, params.items[i], state.attention);
+  for (int32_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < params.work.num_items;)
+    kernels_.attention(params, params.work.items[i], state.attention);
   member.barrier();
 }
 

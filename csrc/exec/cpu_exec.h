@@ -24,9 +24,12 @@ class CpuExec final : public Exec {
 
   void* allocate(size_t size_bytes) override;
   void upload(void* destination, const void* source, size_t size_bytes) override;
+  void download(void* destination, const void* source, size_t size_bytes) override;
   KvCacheView make_kv_layer(DType dtype, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
                             int64_t num_blocks) override;
 
+  AttentionPlanLimits attention_plan_limits() const override { return kCpuAttentionPlan; }
+  const ForwardBatch& begin_step(const ForwardBatch& batch, const SampleParams&) override { return batch; }
   void run(FunctionRef<void(TeamMember&)> program) override { team_.run(program); }
 
   void embedding(TeamMember& member, const Weight& table, const EmbeddingParams& params) override;

@@ -10,6 +10,8 @@
 #include "core/tensor_view.h"
 #include "core/thread_team.h"
 #include "core/types.h"
+#include "exec/forward_batch.h"
+#include "kernels/attention_plan.h"
 #include "kernels/params.h"
 #include "kv/kv_cache_spec.h"
 #include "sample/sampler.h"
@@ -58,12 +60,25 @@ struct SampleParams {
   SampleResult* results = nullptr;  // [num_rows], on the host
 };
 
+// out = a weight^T in the inputs' 16-bit type, by another library: a [num_rows, in_features], weight [out_features,
+// in_features], out [num_rows, out_features], all contiguous. Enqueues on the current stream of that library; a result
+// other than 0 is a failure.
+using MatmulFunction = int (*)(const void* a, const void* weight, void* out, int64_t num_rows, int64_t out_features,
+                               int64_t in_features, DType dtype);
+
+// The largest shapes that will come: an exec takes its own memory by them.
 struct ExecOptions {
-  int32_t num_threads = 0;      // 0: default_num_threads()
-  int32_t num_heads = 0;        // the largest shapes that will come, for scratch
+  int32_t num_threads = 0;  // 0: default_num_threads(); CPU only
+  int32_t num_heads = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   int32_t vocab_size = 0;
+  int32_t max_out_features = 0;  // of any linear weight but the last
+  int32_t max_num_batched_tokens = 0;
+  int32_t max_num_sequences = 0;
+  int32_t max_num_sample_rows = 0;
+  int32_t max_blocks_per_sequence = 0;
+  MatmulFunction matmul = nullptr;  // CUDA: instead of our own batch-invariant one
 };
 
 // Operations are called by every member of the team that run() starts (a GPU has a team of one that enqueues). Each
@@ -74,13 +89,19 @@ class Exec {
 
   virtual const char* isa() const = 0;
   virtual int num_threads() const = 0;
+  virtual void* stream() const { return nullptr; }  // a cudaStream_t, of an exec that has one
 
   virtual void* allocate(size_t size_bytes) = 0;       // zeroed, lives as long as the exec
-  virtual void upload(void* destination, const void* source, size_t size_bytes) = 0;
+  virtual void upload(void* destination, const void* source, size_t size_bytes) = 0;    // from the host, at start
+  virtual void download(void* destination, const void* source, size_t size_bytes) = 0;  // to the host; waits
   virtual KvCacheView make_kv_layer(DType dtype, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
                                     int64_t num_blocks) = 0;
 
-  virtual void run(FunctionRef<void(TeamMember&)> program) = 0;
+  virtual AttentionPlanLimits attention_plan_limits() const = 0;
+
+  // Brings a step's inputs to the device, all in one copy: before run(), whose operations take what this returns.
+  virtual const ForwardBatch& begin_step(const ForwardBatch& batch, const SampleParams& samples) = 0;
+  virtual void run(FunctionRef<void(TeamMember&)> program) = 0;  // returns when the step's results are on the host
 
   // table: a table weight, or a linear weight whose rows are the embeddings (tied).
   virtual void embedding(TeamMember& member, const Weight& table, const EmbeddingParams& params) = 0;

@@ -14,20 +14,20 @@ Device device_from_name(const char* name) {
 }
 
 std::unique_ptr<Weight> make_linear_weight(Device device, const LinearSpec& spec) {
-  return device == Device::kCuda ? make_cuda_linear_weight(spec) : make_cpu_linear_weight(spec);
+  return device == Device::kCuda ? cuda_backend().make_linear_weight(spec) : make_cpu_linear_weight(spec);
 }
 
 std::unique_ptr<Weight> make_table_weight(Device device, int64_t num_rows, int64_t size, DType dtype) {
-  return device == Device::kCuda ? make_cuda_table_weight(num_rows, size, dtype)
+  return device == Device::kCuda ? cuda_backend().make_table_weight(num_rows, size, dtype)
                                  : make_cpu_table_weight(num_rows, size, dtype);
 }
 
 std::unique_ptr<Weight> make_vector_weight(Device device, int64_t size) {
-  return device == Device::kCuda ? make_cuda_vector_weight(size) : make_cpu_vector_weight(size);
+  return device == Device::kCuda ? cuda_backend().make_vector_weight(size) : make_cpu_vector_weight(size);
 }
 
 std::unique_ptr<Exec> make_exec(Device device, const ExecOptions& options) {
-  if (device == Device::kCuda) return make_cuda_exec(options);
+  if (device == Device::kCuda) return cuda_backend().make_exec(options);
   return std::make_unique<CpuExec>(options);
 }
 

@@ -2,9 +2,7 @@
 // tiles and splits whatever item it is part of.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "kernels/params.h"
@@ -16,36 +14,42 @@ namespace steploop {
 inline constexpr int32_t kAttentionTile = 64;    // tokens
 inline constexpr int32_t kAttentionSplit = 512;  // tokens
 
-// Query rows (tokens times heads per kv head) that one item aims at.
-inline constexpr int32_t kAttentionItemRows = 48;
+// What a backend's kernels want of a plan. Rows are query tokens times heads per kv head.
+struct AttentionPlanLimits {
+  int32_t item_rows = 0;         // that one item aims at
+  int32_t small_rows = 0;        // items of at most so many rows are small, and come first
+  int32_t target_items = 0;      // that run at once: long items are cut along their keys to fill as many; 0: never
+  int32_t max_partial_rows = 0;  // room for the results of cut items
+};
 
-inline int32_t attention_item_tokens(int32_t num_heads, int32_t num_kv_heads) {
-  return std::max(1, kAttentionItemRows / (num_heads / num_kv_heads));
-}
+class AttentionPlanner {
+ public:
+  // Takes all memory for batches of up to max_sequences with max_tokens query tokens between them.
+  AttentionPlanner(const AttentionPlanLimits& limits, int32_t num_heads, int32_t num_kv_heads, int32_t max_sequences,
+                   int32_t max_tokens);
 
-// Appends the items of one sequence's query tokens for all kv heads.
-inline void plan_attention(std::vector<AttentionItem>& items, AttentionItem whole, int32_t item_tokens,
-                           int32_t num_kv_heads) {
-  for (int32_t done = 0; done < whole.num_rows; done += item_tokens) {
-    AttentionItem item = whole;
-    item.query_row += done;
-    item.out_row += done;
-    item.first_position += done;
-    item.num_rows = std::min(item_tokens, whole.num_rows - done);
-    for (item.kv_head = 0; item.kv_head < num_kv_heads; ++item.kv_head) items.push_back(item);
-  }
-}
+  // The most items, and the most merges, that such batches come to.
+  static int64_t max_items(const AttentionPlanLimits& limits, int32_t num_heads, int32_t num_kv_heads,
+                           int32_t max_sequences, int32_t max_tokens);
 
-// Most expensive first, so that threads which take items one by one end together.
-inline void order_attention_items(std::span<AttentionItem> items) {
-  auto cost = [](const AttentionItem& item) {
-    return static_cast<int64_t>(item.num_rows + 1) * (item.first_position + item.num_rows);
-  };
-  std::sort(items.begin(), items.end(), [&](const AttentionItem& a, const AttentionItem& b) {
-    if (cost(a) != cost(b)) return cost(a) > cost(b);
-    if (a.query_row != b.query_row) return a.query_row < b.query_row;
-    return a.kv_head < b.kv_head;
-  });
-}
+  void clear();
+  // The query tokens of one sequence; kv_head and the fields after it are ignored.
+  void add(const AttentionItem& whole);
+  // Everything added since clear(): small items first, each kind with the most expensive first, so that whoever takes
+  // items one by one ends together. Valid until the next clear().
+  AttentionWork finish();
+
+ private:
+  void cut(const AttentionItem& item, int32_t max_splits);
+
+  AttentionPlanLimits limits_;
+  int32_t heads_per_kv_head_;
+  int32_t num_kv_heads_;
+  int32_t item_tokens_;  // query tokens of one item
+  std::vector<AttentionItem> whole_;
+  std::vector<AttentionItem> items_;
+  std::vector<AttentionMerge> merges_;
+  int32_t num_partial_rows_ = 0;
+};
 
 }  // namespace steploop

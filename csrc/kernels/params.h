@@ -68,7 +68,8 @@ struct RopeKvWriteParams {
   int32_t num_heads = 0;
 };
 
-// A unit of attention work: consecutive query tokens of one sequence, all heads that share one kv head.
+// A unit of attention work: consecutive query tokens of one sequence, all heads that share one kv head. A row is a
+// query token times one of these heads: row = token * heads per kv head + head.
 struct AttentionItem {
   int32_t sequence = 0;        // row of block_tables
   int32_t query_row = 0;       // first row of q
@@ -76,6 +77,29 @@ struct AttentionItem {
   int32_t num_rows = 0;        // query tokens
   int32_t first_position = 0;  // of the first query token; a token attends to positions 0..its own
   int32_t kv_head = 0;
+  // An item cut along its keys owns splits [first_split, first_split + num_splits) and leaves each one's partial
+  // result at partial rows partial_row + i * rows + row, i counting its own splits.
+  int32_t first_split = 0;
+  int32_t num_splits = 0;      // 0: not cut; all keys, and the result goes to out
+  int32_t partial_row = -1;
+};
+
+// Brings the partial results of one item's splits together, in order of position.
+struct AttentionMerge {
+  int32_t out_row = 0;
+  int32_t num_rows = 0;     // query tokens
+  int32_t kv_head = 0;
+  int32_t num_splits = 0;
+  int32_t partial_row = 0;  // of split 0; split i follows at partial_row + i * rows
+};
+
+// What one attention call has to do.
+struct AttentionWork {
+  const AttentionItem* items = nullptr;    // [num_items]
+  int32_t num_items = 0;
+  int32_t num_small = 0;                   // so many of the first items have few rows (see AttentionPlanLimits)
+  const AttentionMerge* merges = nullptr;  // [num_merges]
+  int32_t num_merges = 0;
 };
 
 struct AttentionParams {
@@ -83,8 +107,7 @@ struct AttentionParams {
   KvCacheView kv;
   const BlockId* block_tables = nullptr;  // [num_sequences, block_table_stride]
   int64_t block_table_stride = 0;
-  const AttentionItem* items = nullptr;   // [num_items]
-  int32_t num_items = 0;
+  AttentionWork work;
   void* out = nullptr;                    // [num_rows, num_heads, head_dim] of out_dtype
   DType out_dtype = DType::kFloat32;
   int32_t num_heads = 0;
@@ -92,11 +115,12 @@ struct AttentionParams {
 };
 
 struct SiluMulParams {
-  const float* gate_up = nullptr;  // [num_rows, 2 * size]: gate, then up
+  const float* gate_up = nullptr;  // [num_rows, 2 * size]: runs of `group` columns of gate, then as many of up
   void* out = nullptr;             // [num_rows, size] of out_dtype
   DType out_dtype = DType::kFloat32;
   int32_t num_rows = 0;
   int32_t size = 0;
+  int32_t group = 0;  // divides size; 0: size
 };
 
 }  // namespace steploop

@@ -8,22 +8,42 @@
 
 namespace steploop {
 
+template <class Allocate>
+Decoder::Activations Decoder::take_activations(const ModelConfig& config, DType dtype, const Limits& limits,
+                                               Allocate allocate) {
+  const auto tokens = static_cast<size_t>(limits.max_num_batched_tokens);
+  const auto samples = static_cast<size_t>(limits.max_num_sample_rows);
+  const auto angles = static_cast<size_t>(limits.max_model_len) * static_cast<size_t>(config.head_dim / 2);
+  const size_t element = dtype_size(dtype), hidden = static_cast<size_t>(config.hidden_size);
+  const size_t q_size = static_cast<size_t>(config.q_size());
+  const auto floats = [&](size_t count) { return static_cast<float*>(allocate(count * sizeof(float))); };
+  Activations z;
+  z.rope_cos = floats(angles);
+  z.rope_sin = floats(angles);
+  z.x = floats(tokens * hidden);
+  z.x_sampled = floats(samples * hidden);
+  z.normed = allocate(tokens * hidden * element);
+  z.qkv = floats(tokens * static_cast<size_t>(config.qkv_size()));
+  z.q = allocate(tokens * q_size * dtype_size(limits.kv_dtype));
+  z.attended = allocate(tokens * q_size * element);
+  z.inner = allocate(tokens * static_cast<size_t>(config.intermediate_size) * element);
+  z.logits = floats(samples * static_cast<size_t>(config.vocab_size));
+  return z;
+}
+
+int64_t Decoder::activation_bytes(const ModelConfig& config, DType dtype, const Limits& limits) {
+  size_t total = 0;
+  take_activations(config, dtype, limits, [&total](size_t size_bytes) -> void* {
+    total += size_bytes;
+    return nullptr;
+  });
+  return static_cast<int64_t>(total);
+}
+
 Decoder::Decoder(const Model& model, Exec& exec, const Limits& limits)
     : model_(model), config_(model.config()), exec_(exec), dtype_(model.dtype()) {
   SL_CHECK(model.finished(), "the model is not loaded");
-  const auto tokens = static_cast<size_t>(limits.max_num_batched_tokens);
-  const auto samples = static_cast<size_t>(limits.max_num_sample_rows);
-  const size_t element = dtype_size(dtype_), hidden = static_cast<size_t>(config_.hidden_size);
-  const size_t q_size = static_cast<size_t>(config_.q_size());
-  auto floats = [&](size_t count) { return static_cast<float*>(exec_.allocate(count * sizeof(float))); };
-  x_ = floats(tokens * hidden);
-  x_sampled_ = floats(samples * hidden);
-  normed_ = exec_.allocate(tokens * hidden * element);
-  qkv_ = floats(tokens * static_cast<size_t>(config_.qkv_size()));
-  q_ = exec_.allocate(tokens * q_size * dtype_size(limits.kv_dtype));
-  attended_ = exec_.allocate(tokens * q_size * element);
-  inner_ = exec_.allocate(tokens * static_cast<size_t>(config_.intermediate_size) * element);
-  logits_ = floats(samples * static_cast<size_t>(config_.vocab_size));
+  z_ = take_activations(config_, dtype_, limits, [&exec](size_t size_bytes) { return exec.allocate(size_bytes); });
   make_rope_table(limits.max_model_len);
   for (int32_t i = 0; i < config_.num_layers; ++i)
     kv_.push_back(exec_.make_kv_layer(limits.kv_dtype, config_.num_kv_heads, config_.head_dim, limits.block_size,
@@ -59,39 +79,37 @@ void Decoder::make_rope_table(int32_t max_position) {
       sines[at] = static_cast<float>(std::sin(angle));
     }
   }
-  rope_cos_ = static_cast<float*>(exec_.allocate(count * sizeof(float)));
-  rope_sin_ = static_cast<float*>(exec_.allocate(count * sizeof(float)));
-  exec_.upload(rope_cos_, cosines.data(), count * sizeof(float));
-  exec_.upload(rope_sin_, sines.data(), count * sizeof(float));
+  exec_.upload(z_.rope_cos, cosines.data(), count * sizeof(float));
+  exec_.upload(z_.rope_sin, sines.data(), count * sizeof(float));
 }
 
 void Decoder::forward(TeamMember& member, const ForwardBatch& batch) {
-  exec_.embedding(member, model_.embedding(), {batch.token_ids, x_, batch.num_tokens, config_.hidden_size});
+  exec_.embedding(member, model_.embedding(), {batch.token_ids, z_.x, batch.num_tokens, config_.hidden_size});
   const size_t last = model_.layers().size() - 1;
   for (size_t i = 0; i < last; ++i) {
     attention_block(member, batch, i);
-    mlp_block(member, model_.layers()[i], x_, batch.num_tokens);
+    mlp_block(member, model_.layers()[i], z_.x, batch.num_tokens);
   }
   // Past the last layer's keys and values only the sampled rows matter.
   attention_block(member, batch, last);
   if (batch.num_sample_rows == 0) return;
-  mlp_block(member, model_.layers()[last], x_sampled_, batch.num_sample_rows);
-  norm(member, model_.final_norm(), x_sampled_, batch.num_sample_rows);
-  linear(member, model_.lm_head(), normed_, logits_, config_.vocab_size, batch.num_sample_rows);
+  mlp_block(member, model_.layers()[last], z_.x_sampled, batch.num_sample_rows);
+  norm(member, model_.final_norm(), z_.x_sampled, batch.num_sample_rows);
+  linear(member, model_.lm_head(), z_.normed, z_.logits, config_.vocab_size, batch.num_sample_rows);
 }
 
 void Decoder::attention_block(TeamMember& member, const ForwardBatch& batch, size_t index) {
   const LayerWeights& layer = model_.layers()[index];
-  norm(member, *layer.input_norm, x_, batch.num_tokens);
-  linear(member, *layer.qkv, normed_, qkv_, config_.qkv_size(), batch.num_tokens);
+  norm(member, *layer.input_norm, z_.x, batch.num_tokens);
+  linear(member, *layer.qkv, z_.normed, z_.qkv, config_.qkv_size(), batch.num_tokens);
   RopeKvWriteParams rope;
-  rope.qkv = qkv_;
+  rope.qkv = z_.qkv;
   rope.positions = batch.positions;
   rope.slot_mapping = batch.slot_mapping;
-  rope.cos = rope_cos_;
-  rope.sin = rope_sin_;
+  rope.cos = z_.rope_cos;
+  rope.sin = z_.rope_sin;
   rope.norm_eps = config_.rms_norm_eps;
-  rope.q = q_;
+  rope.q = z_.q;
   rope.kv = kv_[index];
   rope.num_tokens = batch.num_tokens;
   rope.num_heads = config_.num_heads;
@@ -101,38 +119,37 @@ void Decoder::attention_block(TeamMember& member, const ForwardBatch& batch, siz
   const int32_t num_rows = last ? batch.num_sample_rows : batch.num_tokens;
   if (num_rows == 0) return;
   AttentionParams attention;
-  attention.q = q_;
+  attention.q = z_.q;
   attention.kv = kv_[index];
   attention.block_tables = batch.block_tables;
   attention.block_table_stride = batch.block_table_stride;
-  attention.items = last ? batch.sample_items : batch.items;
-  attention.num_items = last ? batch.num_sample_items : batch.num_items;
-  attention.out = attended_;
+  attention.work = last ? batch.sample_attention : batch.attention;
+  attention.out = z_.attended;
   attention.out_dtype = dtype_;
   attention.num_heads = config_.num_heads;
   attention.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
   exec_.attention(member, attention);
 
-  float* x = x_;
+  float* x = z_.x;
   if (last) {
-    exec_.gather_rows(member, x_, batch.sample_rows, x_sampled_, num_rows, config_.hidden_size);
-    x = x_sampled_;
+    exec_.gather_rows(member, z_.x, batch.sample_rows, z_.x_sampled, num_rows, config_.hidden_size);
+    x = z_.x_sampled;
   }
-  linear(member, *layer.o, attended_, x, config_.hidden_size, num_rows, Epilogue::kAdd);
+  linear(member, *layer.o, z_.attended, x, config_.hidden_size, num_rows, Epilogue::kAdd);
   exec_.all_reduce(member, x, int64_t{num_rows} * config_.hidden_size);
 }
 
 void Decoder::mlp_block(TeamMember& member, const LayerWeights& layer, float* x, int32_t num_rows) {
   norm(member, *layer.post_attention_norm, x, num_rows);
-  linear(member, *layer.gate_up, normed_, inner_, config_.intermediate_size, num_rows, Epilogue::kSiluMul);
-  linear(member, *layer.down, inner_, x, config_.hidden_size, num_rows, Epilogue::kAdd);
+  linear(member, *layer.gate_up, z_.normed, z_.inner, config_.intermediate_size, num_rows, Epilogue::kSiluMul);
+  linear(member, *layer.down, z_.inner, x, config_.hidden_size, num_rows, Epilogue::kAdd);
   exec_.all_reduce(member, x, int64_t{num_rows} * config_.hidden_size);
 }
 
 void Decoder::norm(TeamMember& member, const Weight& weight, float* x, int32_t num_rows) {
   RmsNormParams params;
   params.x = x;
-  params.out = normed_;
+  params.out = z_.normed;
   params.out_dtype = dtype_;
   params.num_rows = num_rows;
   params.size = config_.hidden_size;

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "exec/exec.h"
-#include "model/forward_batch.h"
+#include "exec/forward_batch.h"
 #include "model/model.h"
 
 namespace steploop {
@@ -20,15 +20,33 @@ class Decoder {
     DType kv_dtype = DType::kFloat32;
   };
 
+  // What the constructor allocates, except the KV cache.
+  static int64_t activation_bytes(const ModelConfig& config, DType dtype, const Limits& limits);
+
   // Takes activations, logits and the KV cache from the exec. Both must outlive this.
   Decoder(const Model& model, Exec& exec, const Limits& limits);
 
   // Every member of exec's team calls this. Afterwards logits() holds one row per sample row.
   void forward(TeamMember& member, const ForwardBatch& batch);
 
-  float* logits() const { return logits_; }  // [max_num_sample_rows, vocab_size]
+  float* logits() const { return z_.logits; }  // [max_num_sample_rows, vocab_size]
 
  private:
+  // Memory that one pass works in; T tokens, S sampled rows.
+  struct Activations {
+    float* rope_cos = nullptr;   // [max_position, head_dim / 2]
+    float* rope_sin = nullptr;
+    float* x = nullptr;          // [T, hidden]: the residual stream
+    float* x_sampled = nullptr;  // [S, hidden]: of the sampled rows, from the last layer's attention on
+    void* normed = nullptr;      // [T, hidden] of dtype
+    float* qkv = nullptr;        // [T, qkv_size]
+    void* q = nullptr;           // [T, num_heads, head_dim] of the KV dtype
+    void* attended = nullptr;    // [T, num_heads, head_dim] of dtype
+    void* inner = nullptr;       // [T, intermediate] of dtype
+    float* logits = nullptr;     // [S, vocab]
+  };
+  template <class Allocate>
+  static Activations take_activations(const ModelConfig& config, DType dtype, const Limits& limits, Allocate allocate);
   void make_rope_table(int32_t max_position);
   void attention_block(TeamMember& member, const ForwardBatch& batch, size_t layer);
   void mlp_block(TeamMember& member, const LayerWeights& layer, float* x, int32_t num_rows);
@@ -41,16 +59,7 @@ class Decoder {
   Exec& exec_;
   DType dtype_;
   std::vector<KvCacheView> kv_;  // per layer
-  float* rope_cos_ = nullptr;    // [max_position, head_dim / 2]
-  float* rope_sin_ = nullptr;
-  float* x_ = nullptr;           // [T, hidden]: the residual stream
-  float* x_sampled_ = nullptr;   // [S, hidden]: of the sampled rows, from the last layer's attention on
-  void* normed_ = nullptr;       // [T, hidden] of dtype
-  float* qkv_ = nullptr;         // [T, qkv_size]
-  void* q_ = nullptr;            // [T, num_heads, head_dim] of the KV dtype
-  void* attended_ = nullptr;     // [T, num_heads, head_dim] of dtype
-  void* inner_ = nullptr;        // [T, intermediate] of dtype
-  float* logits_ = nullptr;
+  Activations z_;
 };
 
 }  // namespace steploop

@@ -17,8 +17,10 @@ std::string shape_string(const std::vector<int64_t>& shape) {
 
 Model::Model(const ModelConfig& config, DType dtype, Device device) : config_(config), dtype_(dtype), device_(device) {
   config_.validate();
-  if (dtype != DType::kFloat32 && dtype != DType::kBFloat16)
-    throw InvalidArgumentError(concat("dtype must be float32 or bfloat16, got ", dtype_name(dtype)));
+  if (device == Device::kCpu && dtype == DType::kFloat16)
+    throw UnsupportedDeviceError("device cpu computes in float32 or bfloat16, got dtype float16");
+  if (device == Device::kCuda && dtype == DType::kFloat32)
+    throw UnsupportedDeviceError("device cuda computes in bfloat16 or float16, got dtype float32");
   const int64_t vocab = config_.vocab_size, hidden = config_.hidden_size;
   lm_head_ = make_linear_weight(device, {vocab, hidden, dtype, false});
   if (config_.tie_word_embeddings) {

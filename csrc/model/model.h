@@ -23,7 +23,8 @@ struct LayerWeights {
 
 class Model {
  public:
-  // dtype: of the linear weights and what is multiplied with them, float32 or bfloat16.
+  // dtype: of the linear weights and what is multiplied with them. Throws UnsupportedDeviceError for one that the device
+  // does not compute in.
   Model(const ModelConfig& config, DType dtype, Device device);
 
   const ModelConfig& config() const { return config_; }

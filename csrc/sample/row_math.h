@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "sample/philox.h"  // STEPLOOP_HOST_DEVICE
+
 namespace steploop {
 
 inline constexpr int32_t kRowBlock = 64;
@@ -15,7 +17,7 @@ inline constexpr int32_t num_row_blocks(int32_t size) { return (size + kRowBlock
 // exp(x) for x <= 0, within 2e-7 relative; 0 below -87, so that no denormal comes up.
 // n = round(x / ln 2), then a degree-6 minimax polynomial on |x - n ln 2| <= ln 2 / 2. Masks of integers stand where
 // choices between floats would be: those become branches, and the loops around this could not be vectorised.
-inline float exp_nonpositive(float x) {
+STEPLOOP_HOST_DEVICE inline float exp_nonpositive(float x) {
   constexpr float kRounder = 0x1.8p23f;  // adding and subtracting it rounds to an integer
   const int32_t magnitude = __builtin_bit_cast(int32_t, x) & 0x7fffffff;
   const int32_t in_range = -(magnitude <= __builtin_bit_cast(int32_t, 87.0f));

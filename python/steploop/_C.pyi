@@ -20,6 +20,7 @@ __all__: list[str] = [
     "Scheduler",
     "SchedulerOutput",
     "StepOutput",
+    "cuda_memory",
     "hash_block",
     "philox4x32",
     "sample",
@@ -275,7 +276,7 @@ class Model:
     """
     def __init__(self, config: ModelConfig, *, dtype: str, device: str = "cpu") -> None:
         """
-        Takes the memory of all weights. dtype: float32 or bfloat16. Raises UnsupportedDeviceError.
+        Takes the memory of all weights. dtype: float32 or bfloat16 on the CPU, bfloat16 or float16 on CUDA. Raises UnsupportedDeviceError.
         """
     def expected_weights(self) -> dict[str, list[int]]:
         """
@@ -287,10 +288,12 @@ class Model:
         """
     def load_weight(self, name: str, tensor: typing.Any) -> None:
         """
-        Copies a contiguous float32, bfloat16 or float16 CPU torch.Tensor to its place. A name or shape that does not fit is reported by finish_loading.
+        Copies a contiguous float32, bfloat16 or float16 CPU torch.Tensor to its place; on CUDA also a tensor of that device, in the weight's own dtype. A name or shape that does not fit is reported by finish_loading.
         """
     @property
     def config(self) -> ModelConfig: ...
+    @property
+    def device(self) -> str: ...
     @property
     def dtype(self) -> str: ...
     @property
@@ -345,6 +348,22 @@ class Engine:
     The native batching loop over one model.
     """
     @staticmethod
+    def activation_bytes(
+        config: ModelConfig,
+        *,
+        dtype: str,
+        kv_cache_dtype: str,
+        device: str,
+        max_model_len: typing.SupportsInt | typing.SupportsIndex,
+        max_num_seqs: typing.SupportsInt | typing.SupportsIndex,
+        max_num_batched_tokens: typing.SupportsInt | typing.SupportsIndex,
+        block_size: typing.SupportsInt | typing.SupportsIndex,
+        batch_invariant: bool,
+    ) -> int:
+        """
+        Device memory that an engine takes beside weights and KV cache, in bytes; 0 on the CPU, where memory counts once it is used. Raises UnsupportedDeviceError.
+        """
+    @staticmethod
     def kv_bytes_per_token(config: ModelConfig, kv_cache_dtype: str) -> int:
         """
         Bytes of keys and values of one token over all layers.
@@ -363,9 +382,10 @@ class Engine:
         seed: typing.SupportsInt | typing.SupportsIndex = 0,
         scheduling_policy: str = "on_demand",
         eos_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        matmul: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> None:
         """
-        Reserves all memory that steps will need (pages count once they are used). num_threads 0: the physical cores of the cpuset, within the CPU quota. Raises InvalidArgumentError, also when the pool is smaller than one sequence of max_model_len.
+        Reserves all memory that steps will need (pages count once they are used). num_threads 0: the physical cores of the cpuset, within the CPU quota. matmul: on CUDA, the address of another library's function to use for linear layers, which gives up batch invariance (torch.ops.steploop_cuda.matmul_address()). Raises InvalidArgumentError, also when the pool is smaller than one sequence of max_model_len, or the device has too little memory.
         """
     def abort_request(self, request_id: str) -> bool:
         """
@@ -388,6 +408,10 @@ class Engine:
     def close(self) -> None:
         """
         Frees all memory. Idempotent.
+        """
+    def cuda_stream(self) -> int:
+        """
+        The cudaStream_t on which steps run, as an integer; 0 on the CPU.
         """
     def has_unfinished_requests(self) -> bool: ...
     def last_logits(self) -> numpy.typing.NDArray[numpy.float32]:
@@ -419,6 +443,11 @@ class Engine:
     def isa(self) -> str: ...
     @property
     def num_threads(self) -> int: ...
+
+def cuda_memory() -> tuple[int, int]:
+    """
+    (free, total) bytes of the CUDA device. Raises UnsupportedDeviceError.
+    """
 
 def hash_block(
     parent: typing.SupportsInt | typing.SupportsIndex,

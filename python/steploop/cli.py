@@ -144,7 +144,10 @@ def _add_demo(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
 
 def _add_engine_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
-        "--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="compute type (default auto)"
+        "--dtype",
+        default="auto",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        help="compute type; float16 needs CUDA (default auto)",
     )
     parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu or cuda (default cpu)")
     parser.add_argument("--num-threads", type=int, metavar="N", help="threads of a step (default: physical cores)")
@@ -155,5 +158,13 @@ def _add_engine_options(parser: argparse._ActionsContainer) -> None:
         "--kv-cache-memory-bytes",
         type=int,
         metavar="N",
-        help="size of the KV cache (default: enough for every slot, at most a quarter of the memory available)",
+        help="size of the KV cache (default: enough for every slot, at most a quarter of the memory available, or what "
+        "--gpu-memory-utilization leaves)",
+    )
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.9,
+        metavar="SHARE",
+        help="share of a GPU's memory to use (default 0.9)",
     )

@@ -18,9 +18,6 @@ _INT32_MAX = 2**31 - 1
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_KV_CACHE_SHARE = 0.25
-"""Unless sized by the caller, the KV cache takes at most this share of the memory that the weights leave."""
-
 
 @dataclass(kw_only=True)
 class EngineConfig:
@@ -37,10 +34,10 @@ class EngineConfig:
     revision: str | None = None
     """The model's branch, tag or commit on the hub."""
     dtype: str = "auto"
-    """Compute type: "float32" (exact), "bfloat16", or "auto": float32 for a folder of float32 weights, else
-    bfloat16 (a GGUF file always)."""
+    """Compute type. On the CPU "float32" (exact), "bfloat16", or "auto": float32 for a folder of float32 weights, else
+    bfloat16 (a GGUF file always). On CUDA "bfloat16" ("auto" too) or "float16"."""
     kv_cache_dtype: str = "auto"
-    """Type of the KV cache: "float32", "bfloat16", or "auto": the compute type."""
+    """Type of the KV cache: "float32" or "bfloat16" on the CPU, "auto": the compute type. On CUDA always that."""
     max_model_len: int | None = None
     """Longest sequence, prompt and output together, in tokens. Default: the model's own limit; if the default KV cache
     cannot hold one such sequence, what it can hold (a warning says so)."""
@@ -52,7 +49,11 @@ class EngineConfig:
     """Tokens in a KV block: 8, 16, 32 or 64."""
     kv_cache_memory_bytes: int | None = None
     """Size of the KV cache in bytes. Default: enough for `max_num_seqs` sequences of `max_model_len`, but at most a
-    quarter of the memory that will be available once the weights are loaded (the cgroup's where that is less)."""
+    quarter of the memory that will be available once the weights are loaded (the cgroup's where that is less); on CUDA
+    what `gpu_memory_utilization` leaves."""
+    gpu_memory_utilization: float = 0.9
+    """On CUDA, the share of the device's memory, in (0, 1], that weights, activations, KV cache and whatever else is on
+    the device may take together."""
     num_kv_blocks: int | None = None
     """Size of the KV cache in blocks; instead of `kv_cache_memory_bytes`."""
     num_threads: int | None = None
@@ -60,7 +61,10 @@ class EngineConfig:
     seed: int = 0
     """Requests without a seed of their own draw theirs from it."""
     device: str = "cpu"
-    """"cpu" or "cuda"."""
+    """"cpu" or "cuda" (the first device that CUDA_VISIBLE_DEVICES leaves)."""
+    batch_invariant: bool = True
+    """Whether a request's tokens are the same bits whatever else is in the batch. False, on CUDA only: linear layers
+    run in cuBLAS, which may be faster and chooses its order of summation by the size of the batch."""
     scheduling_policy: str = "on_demand"
     """"on_demand": requests join and leave the batch at every step. "static": a batch runs until its last request ends,
     the baseline to compare with."""
@@ -85,7 +89,16 @@ class EngineConfig:
         if self.block_size not in BLOCK_SIZES:
             raise InvalidArgumentError(f"block_size must be one of {BLOCK_SIZES}, got {self.block_size}")
         for name in ("dtype", "kv_cache_dtype"):
-            _check_choice(name, getattr(self, name), ("auto", "float32", "bfloat16"))
+            _check_choice(name, getattr(self, name), ("auto", "float32", "bfloat16", "float16"))
+        if not isinstance(self.batch_invariant, bool):
+            raise InvalidArgumentError(f"batch_invariant must be True or False, got {self.batch_invariant!r}")
+        if not self.batch_invariant and self.device == "cpu":
+            raise InvalidArgumentError(
+                "batch_invariant=False is for device='cuda'; the CPU has nothing to gain from it"
+            )
+        share = self.gpu_memory_utilization
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+            raise InvalidArgumentError(f"gpu_memory_utilization must be in (0, 1], got {share!r}")
         _check_choice("scheduling_policy", self.scheduling_policy, ("on_demand", "static"))
         if self.num_kv_blocks is not None and self.kv_cache_memory_bytes is not None:
             raise InvalidArgumentError(
@@ -102,15 +115,23 @@ class KvCacheSize:
     num_kv_blocks: int
 
 
-def size_kv_cache(
-    config: EngineConfig, spec: ModelSpec, *, bytes_per_token: int, available_bytes: int, total_bytes: int
-) -> KvCacheSize:
+@dataclass(frozen=True, kw_only=True)
+class KvCacheMemory:
+    """The memory there is for a KV cache, once the weights are loaded."""
+
+    default_bytes: int
+    """What the cache takes at most unless its size was asked for."""
+    default_source: str
+    """What that is, in words."""
+    total_bytes: int
+    """No cache can be larger."""
+
+
+def size_kv_cache(config: EngineConfig, spec: ModelSpec, *, bytes_per_token: int, memory: KvCacheMemory) -> KvCacheSize:
     """Chooses `max_model_len` and the number of KV blocks.
 
     Args:
         bytes_per_token: KV bytes of one token, all layers.
-        available_bytes: Memory that will be free once the weights are loaded.
-        total_bytes: What would be free then if nothing else ran: no cache can be larger.
 
     Raises:
         InvalidArgumentError: a `max_model_len` the model cannot have, a cache too small for one such sequence, or one
@@ -121,15 +142,14 @@ def size_kv_cache(
     blocks_per_sequence = -(-max_model_len // config.block_size)
     if config.num_kv_blocks is not None:
         num_blocks, source = config.num_kv_blocks, f"num_kv_blocks={config.num_kv_blocks}"
-        _check_memory("num_kv_blocks", source, num_blocks * block_size_bytes, total_bytes, block_size_bytes)
+        _check_memory("num_kv_blocks", source, num_blocks * block_size_bytes, memory.total_bytes, block_size_bytes)
     elif config.kv_cache_memory_bytes is not None:
         num_blocks = config.kv_cache_memory_bytes // block_size_bytes
         source = f"kv_cache_memory_bytes={config.kv_cache_memory_bytes}"
-        _check_memory("kv_cache_memory_bytes", source, config.kv_cache_memory_bytes, total_bytes, 1)
+        _check_memory("kv_cache_memory_bytes", source, config.kv_cache_memory_bytes, memory.total_bytes, 1)
     else:
-        budget = int(available_bytes * DEFAULT_KV_CACHE_SHARE)
-        num_blocks = min(config.max_num_seqs * blocks_per_sequence, budget // block_size_bytes)
-        source = f"a quarter of the {format_bytes(available_bytes)} available"
+        num_blocks = min(config.max_num_seqs * blocks_per_sequence, memory.default_bytes // block_size_bytes)
+        source = memory.default_source
         if config.max_model_len is None and 0 < num_blocks < blocks_per_sequence:
             logger.warning(
                 "max_model_len is %d instead of the model's %d: that is what %s holds. Set kv_cache_memory_bytes to "

@@ -6,13 +6,15 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral, Real
 from types import TracebackType
 from typing import Any
 
 from steploop import _C
 from steploop.config import EngineConfig, size_kv_cache
+from steploop.devices import check_device, kv_cache_memory
 from steploop.errors import (
     DuplicateRequestError,
     EngineDeadError,
@@ -21,12 +23,11 @@ from steploop.errors import (
     RequestTooLongError,
 )
 from steploop.interrupts import deferred_interrupts
-from steploop.memory import available_memory_bytes, total_memory_bytes
 from steploop.outputs import RequestOutput
 from steploop.request_state import RequestState
 from steploop.sampling_params import SamplingParams
 from steploop.tokenizer import Tokenizer
-from steploop.weights import DTYPES, TokenizerFiles, find_tokenizer, load_model, open_checkpoint, resolve_dtype
+from steploop.weights import TokenizerFiles, find_tokenizer, load_model, open_checkpoint, resolve_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -60,17 +61,16 @@ class LLMEngine:
             raise InvalidArgumentError(f"give an EngineConfig or settings, not both; got {', '.join(settings)} as well")
         self.config = EngineConfig(**settings) if config is None else config
         checkpoint = open_checkpoint(self.config.model, self.config.revision)
-        dtype = resolve_dtype(self.config.dtype, checkpoint)
+        dtype = resolve_dtype(self.config.dtype, checkpoint, self.config.device)
         kv_cache_dtype = dtype if self.config.kv_cache_dtype == "auto" else self.config.kv_cache_dtype
         spec = checkpoint.spec
         # Before the weights are read, so that a setting that cannot be is refused at once.
-        weight_bytes = spec.num_parameters() * DTYPES[dtype]
+        check_device(self.config.device, dtype, kv_cache_dtype)
         size = size_kv_cache(
             self.config,
             spec,
             bytes_per_token=_C.Engine.kv_bytes_per_token(spec.to_native(), kv_cache_dtype),
-            available_bytes=max(0, available_memory_bytes() - weight_bytes),
-            total_bytes=max(0, total_memory_bytes() - weight_bytes),
+            memory=kv_cache_memory(self.config, spec, dtype, kv_cache_dtype),
         )
         self.tokenizer = self._load_tokenizer(checkpoint.tokenizer)
         self.vocab_size = spec.vocab_size
@@ -91,7 +91,9 @@ class LLMEngine:
             seed=self.config.seed,
             scheduling_policy=self.config.scheduling_policy,
             eos_token_ids=self._eos_token_ids(checkpoint.generation.eos_token_ids),
+            matmul=0 if self.config.batch_invariant else _torch_matmul(),
         )
+        self._torch_stream = _torch_stream(self._native) if not self.config.batch_invariant else nullcontext
         self._lock = threading.Lock()  # guards _requests
         self._requests: dict[str, RequestState] = {}
         # What step() is about to return; kept here until then, so that an interrupt cannot lose it.
@@ -179,7 +181,8 @@ class LLMEngine:
         """
         with deferred_interrupts():
             try:
-                step_outputs = self._native.step()
+                with self._torch_stream():
+                    step_outputs = self._native.step()
             except EngineDeadError:
                 with self._lock:
                     self._requests.clear()
@@ -288,6 +291,25 @@ class LLMEngine:
                 f"{self.config.model} has no tokenizer: give token ids, or set EngineConfig.tokenizer"
             )
         return self.tokenizer.encode(text)
+
+
+def _torch_matmul() -> int:
+    """The address of a matmul in torch's library: cuBLAS, on CUDA."""
+    import torch
+
+    import steploop.ops  # noqa: F401  (loads the operators)
+
+    return int(torch.ops.steploop_cuda.matmul_address())
+
+
+def _torch_stream(native: _C.Engine) -> Callable[[], AbstractContextManager[Any]]:
+    """Within it, torch enqueues on the stream on which the engine's steps run."""
+    import torch
+
+    if not torch.cuda.is_available():  # an emulated device
+        return nullcontext
+    stream = torch.cuda.ExternalStream(native.cuda_stream())
+    return lambda: torch.cuda.stream(stream)
 
 
 def _checked_time(arrival_time: object) -> float:

@@ -47,6 +47,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
+        gpu_memory_utilization=arguments.gpu_memory_utilization,
         num_threads=arguments.num_threads,
     )
     with LLMEngine(config) as engine:

@@ -1,7 +1,8 @@
-"""The CPU kernels as torch operators, `torch.ops.steploop.*`, for tests and for other people's models.
+"""The kernels as torch operators, for tests and for other people's models: `torch.ops.steploop.*` on the CPU and
+`torch.ops.steploop_cuda.*` on a GPU.
 
-Importing this module loads them. All tensors are contiguous and on the CPU; a wrong dtype, shape or stride raises
-`RuntimeError` saying what must hold. Shapes, with `[...]` for any number of leading dimensions:
+Importing this module loads them. All tensors are contiguous and, for `torch.ops.steploop`, on the CPU; a wrong dtype,
+shape or stride raises `RuntimeError` saying what must hold. Shapes, with `[...]` for any number of leading dimensions:
 
 - `embedding(token_ids int32 [tokens], table [vocab, size])` -> float32 [tokens, size]
 - `rms_norm(x float32 [..., size], weight float32 [size], eps, out_dtype=None)` -> [..., size]
@@ -25,6 +26,30 @@ Importing this module loads them. All tensors are contiguous and on the CPU; a w
 
 `out_dtype` is float32 (the default) or bfloat16; so are weights, the cache (see `new_kv_cache`), and what is computed
 with them.
+
+`torch.ops.steploop_cuda` wants a torch with CUDA and a build of steploop with its CUDA backend. All tensors are on one
+CUDA device unless said otherwise, work goes to torch's current stream, and ids, positions, slots and block tables are
+not checked: that would wait for the device. Half means bfloat16 or float16; sizes of rows are multiples of 8.
+
+- `embedding`, `rms_norm`, `add_rms_norm` as above, with any `out_dtype`; `gather_rows(x float32 [rows, size],
+  rows int32 [n])` -> [n, size]; `silu_and_mul(gate_up, out_dtype=None, group=0)`, whose columns are runs of `group` of
+  gate and as many of up, or one run of each
+- `linear(x half [..., in], weight [out, in], bias float32 [out] or None)` -> float32 [..., out];
+  `add_linear(out float32, x, weight, bias)` adds to out; `linear_silu_and_mul(x, gate_up [2 * size, in])` ->
+  [..., size] of x's dtype, with rows 8 of gate, 8 of up and so on. Weights are not packed. A row's result is the same
+  bits whatever the other rows
+- `rope_kv_write` as above, with a half cache [blocks, kv_heads, 2 (keys, values), block_size, head_dim] in plain order
+- `paged_attention(q, kv_cache, block_tables, cu_seqlens_q, seq_lens, scale, small_rows=16, target_items=0,
+  max_partial_rows=0)` -> [tokens, heads, head_dim] of q's dtype, with `cu_seqlens_q` and `seq_lens` on the CPU. The
+  last three say how work is cut up, and change no bit of the result
+- `transfer_blocks(src, dst, pairs int32 [n, 2])`: block pairs[i][1] of dst = block pairs[i][0] of src; one of them may
+  be in pinned memory of the host
+- `sample(logits float32 [rows, vocab], temperature float64, top_k int32, top_p float64, seed int64,
+  sample_index int32, position int64, want_logprob=False, masked_tokens=None)` -> tokens int32, logprobs float32,
+  failed int32, each [rows]. The six in the middle are on the CPU, one value a row; `masked_tokens` int32 [rows, n] too:
+  ids that may not come, -1 for none
+- `linear_epilogue(product half [rows, out], bias, out, epilogue)` and `matmul_address()` serve the engine where
+  products are torch's own
 """
 
 from __future__ import annotations

@@ -6,10 +6,13 @@
 #include <cstdint>
 
 #include "core/memory.h"
+#include "kernels/attention_plan.h"
 #include "kernels/cpu/packed_linear.h"
 #include "kernels/params.h"
 
 namespace steploop {
+
+inline constexpr AttentionPlanLimits kCpuAttentionPlan{.item_rows = 48};
 
 // Working memory of one thread for attention items of up to `rows` query rows and head_dim `head_dim`.
 struct AttentionScratch {

@@ -41,6 +41,7 @@ def run_demo(arguments: argparse.Namespace) -> None:
         "max_num_batched_tokens": arguments.max_num_batched_tokens,
         "max_model_len": _MAX_MODEL_LEN,
         "kv_cache_memory_bytes": arguments.kv_cache_memory_bytes,
+        "gpu_memory_utilization": arguments.gpu_memory_utilization,
         "num_threads": arguments.num_threads,
     }
     console = Console(stderr=arguments.json)

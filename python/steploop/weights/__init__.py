@@ -16,18 +16,18 @@ from steploop.weights.spec import ARCHITECTURES, ModelSpec
 if TYPE_CHECKING:
     from steploop import _C
 
-DTYPES = {"float32": 4, "bfloat16": 2}
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Compute types, with the size of a number in bytes."""
 
 
-def resolve_dtype(dtype: str, checkpoint: Checkpoint) -> str:
-    """The compute type that `dtype` ("auto", "float32" or "bfloat16") means for this checkpoint.
+def resolve_dtype(dtype: str, checkpoint: Checkpoint, device: str = "cpu") -> str:
+    """The compute type that `dtype` ("auto" or one of `DTYPES`) means for this checkpoint.
 
     Raises:
         InvalidArgumentError: any other value.
     """
     if dtype == "auto":
-        return checkpoint.dtype
+        return "bfloat16" if device == "cuda" else checkpoint.dtype
     if dtype not in DTYPES:
         raise InvalidArgumentError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     return dtype
@@ -47,7 +47,7 @@ def load_model(checkpoint: Checkpoint, dtype: str, device: str = "cpu") -> _C.Mo
     from steploop import _C
 
     needed, there = checkpoint.spec.num_parameters() * DTYPES[dtype], total_memory_bytes()
-    if needed > there:
+    if device == "cpu" and needed > there:
         raise ModelLoadError(
             f"{checkpoint.path} describes a model of {format_bytes(needed)} in {dtype}; "
             f"this machine has {format_bytes(there)} of memory"

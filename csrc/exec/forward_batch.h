@@ -21,10 +21,8 @@ struct ForwardBatch {
   int64_t block_table_stride = 0;
   int64_t block_table_group_stride = 0;
   const int32_t* sample_rows = nullptr;      // [S], increasing
-  const AttentionItem* items = nullptr;      // all tokens: out_row equals query_row
-  int32_t num_items = 0;
-  const AttentionItem* sample_items = nullptr;  // sampled rows only: out_row counts sample rows
-  int32_t num_sample_items = 0;
+  AttentionWork attention;         // all tokens: out_row equals query_row
+  AttentionWork sample_attention;  // sampled rows only: out_row counts sample rows
 };
 
 }  // namespace steploop

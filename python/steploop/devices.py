@@ -1,0 +1,75 @@
+"""Whether a device can run what is asked of it, and how much memory it has for the KV cache."""
+
+from __future__ import annotations
+
+from steploop import _C
+from steploop.config import EngineConfig, KvCacheMemory
+from steploop.errors import InvalidArgumentError, UnsupportedDeviceError
+from steploop.memory import available_memory_bytes, format_bytes, total_memory_bytes
+from steploop.weights import DTYPES, ModelSpec
+
+DEFAULT_CPU_SHARE = 0.25
+"""Unless sized by the caller, the KV cache takes at most this share of the memory that the weights leave."""
+
+
+def check_device(device: str, dtype: str, kv_cache_dtype: str) -> None:
+    """Whether the device is there and computes in these types.
+
+    Raises:
+        UnsupportedDeviceError: what is missing, and what to do.
+        InvalidArgumentError: a KV cache of another type than the device's kernels read.
+    """
+    if device == "cuda":
+        _C.cuda_memory()
+        if dtype == "float32":
+            raise UnsupportedDeviceError("device cuda computes in bfloat16 or float16, got dtype float32")
+        if kv_cache_dtype != dtype:
+            raise InvalidArgumentError(
+                f"kv_cache_dtype must be the compute type on CUDA, {dtype}, got {kv_cache_dtype}"
+            )
+    elif device == "cpu":
+        if dtype == "float16":
+            raise UnsupportedDeviceError("device cpu computes in float32 or bfloat16, got dtype float16")
+        if kv_cache_dtype == "float16":
+            raise InvalidArgumentError("kv_cache_dtype must be float32 or bfloat16 on the CPU, got float16")
+    else:
+        raise UnsupportedDeviceError(f"device must be cpu or cuda, got {device}")
+
+
+def kv_cache_memory(config: EngineConfig, spec: ModelSpec, dtype: str, kv_cache_dtype: str) -> KvCacheMemory:
+    """What there will be once the weights are loaded, which need not be yet.
+
+    Raises:
+        UnsupportedDeviceError: no such device here.
+    """
+    weight_bytes = spec.num_parameters() * DTYPES[dtype]
+    if config.device != "cuda":
+        available = max(0, available_memory_bytes() - weight_bytes)
+        return KvCacheMemory(
+            default_bytes=int(available * DEFAULT_CPU_SHARE),
+            default_source=f"a quarter of the {format_bytes(available)} available",
+            total_bytes=max(0, total_memory_bytes() - weight_bytes),
+        )
+    free, total = _C.cuda_memory()
+    activation_bytes = _C.Engine.activation_bytes(
+        spec.to_native(),
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        device=config.device,
+        max_model_len=config.max_model_len or spec.default_max_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        block_size=config.block_size,
+        batch_invariant=config.batch_invariant,
+    )
+    needed = weight_bytes + activation_bytes
+    left = max(0, int(total * config.gpu_memory_utilization) - (total - free) - needed)
+    return KvCacheMemory(
+        default_bytes=left,
+        default_source=(
+            f"gpu_memory_utilization={config.gpu_memory_utilization} of the device's {format_bytes(total)}, "
+            f"{format_bytes(total - free)} of them in use, less {format_bytes(weight_bytes)} of weights and "
+            f"{format_bytes(activation_bytes)} of activations,"
+        ),
+        total_bytes=max(0, free - needed),
+    )
