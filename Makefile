@@ -3,6 +3,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 OFFLINE_ARGS ?=
+MUTANTS_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,12 +11,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 SOURCES := CMakeLists.txt pyproject.toml constraints.txt README.md LICENSE \
-  $(shell find csrc python third_party tests/cpp bench/micro -type f -not -path '*/__pycache__/*')
-CXX_FILES := $(shell find csrc tests/cpp bench/micro -name '*.h' -o -name '*.cpp')
+  $(shell find csrc python third_party tests/cpp tests/cuda_emulation bench/micro -type f -not -path '*/__pycache__/*')
+CXX_FILES := $(shell find csrc tests/cpp tests/cuda_emulation bench/micro \
+  -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench bench-vllm sanitize wheel install install-checked stub format clean
+.PHONY: help demo test lint bench bench-vllm sanitize cuda-race mutants wheel install install-checked stub format clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
@@ -87,8 +89,12 @@ format: $(VENV)/.group-lint  ## rewrite the sources in the formatters' style
 stub: install-checked $(VENV)/.group-lint  ## rewrite python/steploop/_C.pyi from the built module
 	@$(BIN)/python tools/stub.py
 
+# Those of the CUDA kernels only where there is a GPU.
+BENCH_CUDA := $(if $(shell command -v nvidia-smi),AUTO,OFF)
+
 bench: install $(VENV)/.group-build $(VENV)/.demo-model  ## run the C++ micro-benchmarks briefly, then the engine on the demo model
-	@cmake -S . -B build/bench -G Ninja -DSTEPLOOP_BUILD_PYTHON=OFF -DSTEPLOOP_BUILD_BENCH=ON >/dev/null
+	@cmake -S . -B build/bench -G Ninja -DSTEPLOOP_BUILD_PYTHON=OFF -DSTEPLOOP_BUILD_BENCH=ON \
+	  -DSTEPLOOP_CUDA=$(BENCH_CUDA) >/dev/null
 	@cmake --build build/bench
 	@for program in build/bench/bench/micro/*; do echo "== $${program##*/}"; $$program $(BENCH_ARGS) || exit 1; done
 	@echo "== offline.py"
@@ -116,11 +122,24 @@ sanitize: sanitize-address,undefined sanitize-thread  ## run the C++ programs un
 # GCC 12's thread sanitizer cannot place its shadow memory where the kernel randomizes addresses by 32 bits.
 FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
+CONFIGURE_SANITIZED := cmake -S . -G Ninja -DSTEPLOOP_BUILD_PYTHON=OFF -DSTEPLOOP_BUILD_TESTS=ON \
+  -DSTEPLOOP_DEBUG_CHECKS=ON -DSTEPLOOP_SANITIZE
+
 sanitize-%: $(VENV)/.group-build
-	@cmake -S . -B build/$@ -G Ninja -DSTEPLOOP_BUILD_PYTHON=OFF -DSTEPLOOP_BUILD_TESTS=ON -DSTEPLOOP_DEBUG_CHECKS=ON \
-	  -DSTEPLOOP_SANITIZE=$* >/dev/null
+	@$(CONFIGURE_SANITIZED)=$* -B build/$@ >/dev/null
 	@cmake --build build/$@
 	@$(FIXED_ADDRESSES) $(BIN)/ctest --test-dir build/$@ --output-on-failure --no-tests=error --timeout 300
+
+cuda-race: $(VENV)/.group-build  ## check the CUDA kernels, emulated, for races and for accesses out of bounds
+	@for sanitizer in thread address,undefined; do \
+	  $(CONFIGURE_SANITIZED)=$$sanitizer -B build/sanitize-$$sanitizer >/dev/null && \
+	  cmake --build build/sanitize-$$sanitizer --target kernel_check && \
+	  $(FIXED_ADDRESSES) build/sanitize-$$sanitizer/tests/cuda_emulation/kernel_check && \
+	  $(FIXED_ADDRESSES) build/sanitize-$$sanitizer/tests/cuda_emulation/kernel_check --self-test || exit 1; \
+	done
+
+mutants: $(VENV)/.group-build  ## break the CUDA kernels in every small way and list which check notices (an hour)
+	@$(BIN)/python tests/cuda_emulation/mutants.py --output bench/results/cuda_mutants.json $(MUTANTS_ARGS)
 
 wheel: install $(VENV)/.group-wheel  ## a wheel for other machines, into dist/ (torch's libraries stay in torch)
 	@$(BIN)/auditwheel repair --exclude 'libtorch*.so' --exclude libc10.so -w dist build/wheels/release/*.whl

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from steploop import EngineConfig, InvalidArgumentError
-from steploop.config import size_kv_cache
+from steploop.config import KvCacheMemory, size_kv_cache
+from steploop.memory import format_bytes
 from steploop.weights import ModelSpec
 
 
@@ -27,8 +28,11 @@ def size(
         EngineConfig(model="m", **settings),
         model or spec(),
         bytes_per_token=100,
-        available_bytes=available,
-        total_bytes=total,
+        memory=KvCacheMemory(
+            default_bytes=available // 4,
+            default_source=f"a quarter of the {format_bytes(available)} available",
+            total_bytes=total,
+        ),
     )
     return result.max_model_len, result.num_kv_blocks
 
@@ -49,7 +53,7 @@ def size(
         ({"kv_cache_memory_bytes": 10, "num_kv_blocks": 1}, "not both: got 1 and 10"),
         ({"num_threads": 0}, "num_threads must be >= 1"),
         ({"seed": -1}, "seed must be >= 0"),
-        ({"dtype": "float64"}, "dtype must be one of auto, float32, bfloat16, got 'float64'"),
+        ({"dtype": "float64"}, "dtype must be one of auto, float32, bfloat16, float16, got 'float64'"),
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype must be one of"),
         ({"scheduling_policy": "magic"}, "scheduling_policy must be one of on_demand, static, got 'magic'"),
         ({"model": ""}, "model must be a path or a name"),
@@ -60,6 +64,12 @@ def size(
         ({"revision": 3}, "revision must be a string, got 3"),
         ({"device": 3}, "device must be a string, got 3"),
         ({"device": None}, "device must be a string, got None"),
+        ({"batch_invariant": 1}, "batch_invariant must be True or False, got 1"),
+        ({"batch_invariant": False}, "batch_invariant=False is for device='cuda'"),
+        ({"gpu_memory_utilization": 0}, r"gpu_memory_utilization must be in \(0, 1\], got 0"),
+        ({"gpu_memory_utilization": 1.01}, "gpu_memory_utilization must be in"),
+        ({"gpu_memory_utilization": "all"}, "gpu_memory_utilization must be in .* got 'all'"),
+        ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization must be in .* got nan"),
     ],
 )
 def test_refused(settings: dict[str, Any], words: str) -> None:

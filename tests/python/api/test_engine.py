@@ -329,6 +329,7 @@ def test_config_or_settings(tiny_llama: Path) -> None:
         LLMEngine(str(tiny_llama))  # type: ignore[arg-type]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_no_gpu_here(make_engine: MakeEngine) -> None:
     with pytest.raises(UnsupportedDeviceError):
         make_engine(device="cuda")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import steploop.engine
+import steploop.devices
 from steploop.cli import main
 from steploop.demo.measure import Run, quantile
 from steploop.demo.model import find_demo_model
@@ -64,7 +64,7 @@ def test_json(tiny_llama: Path, capsys: Capture) -> None:
 def test_both_runs_have_the_same_cache(tiny_llama: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although by the second run less memory is free."""
     free = iter([60e6, 40e6])
-    monkeypatch.setattr(steploop.engine, "available_memory_bytes", lambda: int(next(free)))
+    monkeypatch.setattr(steploop.devices, "available_memory_bytes", lambda: int(next(free)))
     assert main(["demo", "--model", str(tiny_llama), "--json", "--max-num-seqs", "64", *OPTIONS]) == 0
     continuous, static = json.loads(capsys.readouterr().out)["runs"]
     assert continuous["kv_cache_tokens"] == static["kv_cache_tokens"] < 64 * 512

@@ -1,0 +1,339 @@
+"""The whole engine on an emulated CUDA device: the shipped kernels and exec, compiled for the host."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from steploop import _C, LLMEngine, SamplingParams
+from steploop.errors import (
+    EngineDeadError,
+    InvalidArgumentError,
+    SteploopError,
+    UnsupportedDeviceError,
+    UnsupportedModelError,
+)
+from steploop.weights import load_model, open_checkpoint
+
+from ..engine.serving import Result, Work, make_engine, run
+
+pytestmark = pytest.mark.usefixtures("emulated_device")
+
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}),
+    "llama-tied-mqa": (
+        "Llama",
+        {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64, "tie_word_embeddings": True},
+    ),
+    "llama-biases": (
+        "Llama",
+        {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 96,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "llama-256": ("Llama", {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256}),
+    "qwen3": ("Qwen3", {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128}),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folders with random models of 2 layers, each made once."""
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            import transformers
+
+            family, shape = SHAPES[name]
+            torch.manual_seed(sum(map(ord, name)))
+            config = getattr(transformers, f"{family}Config")(
+                **{"vocab_size": 300, "hidden_size": 64, "intermediate_size": 144, "num_hidden_layers": 2}
+                | {"max_position_embeddings": 1024, "tie_word_embeddings": False, "initializer_range": 0.2}
+                | shape
+            )
+            model = getattr(transformers, f"{family}ForCausalLM")(config)
+            with torch.no_grad():
+                for parameter_name, parameter in model.named_parameters():
+                    if parameter_name.endswith("norm.weight"):
+                        parameter.uniform_(0.5, 1.5)
+                    elif parameter_name.endswith("bias"):
+                        parameter.normal_(0, 0.3)
+            made[name] = tmp_path_factory.mktemp(name)
+            model.save_pretrained(made[name])
+        return made[name]
+
+    return get
+
+
+def load(folder: Path, device: str, dtype: str = "bfloat16") -> Any:
+    return load_model(open_checkpoint(str(folder), None), dtype, device)
+
+
+def some_work(*, seed: int, num_requests: int, longest: int, outputs: int) -> dict[str, Work]:
+    rng = random.Random(seed)
+    work = {}
+    for index in range(num_requests):
+        sampling: dict[str, Any] = {"temperature": 0.0}
+        if index % 3:
+            sampling = {
+                "temperature": rng.uniform(0.3, 1.2),
+                "top_p": rng.choice([1.0, 0.9]),
+                "top_k": rng.choice([0, 20]),
+            }
+        params = _C.SamplingParams(
+            max_tokens=rng.randint(2, outputs), ignore_eos=True, logprobs=0, seed=rng.getrandbits(60), **sampling
+        )
+        prompt = [rng.randrange(300) for _ in range(rng.randint(1, longest))]
+        work[str(index)] = Work(prompt, params, step=rng.randrange(6))
+    return work
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_logits_are_the_cpus(checkpoints: Callable[[str], Path], name: str) -> None:
+    token_ids = [random.Random(1).randrange(300) for _ in range(70)]
+    logits = {}
+    for device in ("cpu", "cuda"):
+        engine = make_engine(load(checkpoints(name), device), max_num_batched_tokens=48, num_kv_blocks=64)
+        logits[device] = engine.teacher_forced_logits(token_ids)
+    difference = np.linalg.norm(logits["cuda"] - logits["cpu"]) / np.linalg.norm(logits["cpu"])
+    assert difference < 2e-2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_logits_are_those_of_float32(checkpoints: Callable[[str], Path], name: str, dtype: str) -> None:
+    token_ids = [random.Random(2).randrange(300) for _ in range(40)]
+    exact = make_engine(load(checkpoints(name), "cpu", "float32"), num_kv_blocks=64).teacher_forced_logits(token_ids)
+    engine = make_engine(load(checkpoints(name), "cuda", dtype), num_kv_blocks=64)
+    difference = np.linalg.norm(engine.teacher_forced_logits(token_ids) - exact) / np.linalg.norm(exact)
+    assert difference < (3e-2 if dtype == "bfloat16" else 4e-3)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_tokens_are_the_cpus_unless_logits_are_tied(checkpoints: Callable[[str], Path], name: str) -> None:
+    rng = random.Random(3)
+    greedy = _C.SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    work = {str(i): Work([rng.randrange(300) for _ in range(rng.randint(1, 60))], greedy) for i in range(8)}
+    cpu = make_engine(load(checkpoints(name), "cpu"))
+    expected = run(cpu, work)
+    settings: dict[str, Any] = {"max_num_batched_tokens": 40, "num_kv_blocks": 20, "block_size": 8, "max_model_len": 96}
+    results = run(make_engine(load(checkpoints(name), "cuda"), **settings), work, shuffle_seed=1)
+    same = 0
+    for key, one in work.items():
+        ours, theirs = results[key].token_ids, expected[key].token_ids
+        assert len(ours) == len(theirs) == 16
+        at = next((i for i in range(16) if ours[i] != theirs[i]), None)
+        same += 16 if at is None else at
+        if at is not None:
+            logits = cpu.teacher_forced_logits(one.token_ids + theirs[:at])[-1]
+            assert abs(logits[ours[at]] - logits[theirs[at]]) < 0.03 * np.abs(logits).max()
+    assert same > 8 * 8  # else the comparison says little
+
+
+def bits_under(model: Any, work: dict[str, Work], **settings: Any) -> dict[str, Result]:
+    return run(make_engine(model, **settings), work, shuffle_seed=5)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("llama", "bfloat16"), ("qwen3", "float16")])
+def test_results_do_not_depend_on_the_batch(
+    checkpoints: Callable[[str], Path], name: str, dtype: str, report: Callable[[str], None]
+) -> None:
+    model = load(checkpoints(name), "cuda", dtype)
+    work = some_work(seed=4, num_requests=12, longest=40, outputs=30)
+    rng = random.Random(5)
+    # Past 512 tokens attention has several splits, which an item of the planner may cut apart.
+    greedy = _C.SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=0)
+    for length in (510, 530):
+        work[f"long-{length}"] = Work([rng.randrange(300) for _ in range(length)], greedy, step=1)
+    expected = bits_under(model, work, max_model_len=600)
+    for key in ("0", "1", "long-530"):
+        alone = bits_under(model, {key: Work(work[key].token_ids, work[key].params)}, max_model_len=600)
+        assert alone[key].bits() == expected[key].bits(), f"request {key} alone"
+    preemptions = 0
+    for longest, settings in (
+        (96, {"block_size": 8, "max_num_batched_tokens": 33, "num_kv_blocks": 12}),
+        (600, {"block_size": 64, "max_num_batched_tokens": 200, "max_num_seqs": 5, "num_kv_blocks": 12}),
+    ):
+        fitting = {key: one for key, one in work.items() if len(one.token_ids) < longest}
+        results = bits_under(model, fitting, max_model_len=longest, **settings)
+        preemptions += sum(result.num_preemptions for result in results.values())
+        for key in fitting:
+            assert results[key].bits() == expected[key].bits(), f"request {key} under {settings}"
+    report(f"batch invariance on emulated CUDA, {name} {dtype}: {preemptions} preemptions met")
+    assert preemptions > 0
+
+
+def test_sampling_on_the_device_draws_what_the_host_draws(checkpoints: Callable[[str], Path]) -> None:
+    """With log-probabilities of other tokens the host samples a row: the same draws from the same logits."""
+    model = load(checkpoints("llama"), "cuda")
+    results = []
+    for logprobs in (0, 3):
+        work = {
+            str(seed): Work(
+                [1, 2, 3 + seed],
+                _C.SamplingParams(
+                    temperature=0.9, top_p=0.95, top_k=40 if seed % 2 else 0, seed=seed, max_tokens=8,
+                    min_tokens=4, stop_token_ids=list(range(0, 300, 7)), logprobs=logprobs,
+                ),
+            )
+            for seed in range(8)
+        }  # fmt: skip
+        results.append(run(make_engine(model, num_kv_blocks=64), work))
+    for key in results[0]:
+        assert results[0][key].token_ids == results[1][key].token_ids
+        assert results[0][key].finish_reason == results[1][key].finish_reason
+        np.testing.assert_allclose(results[0][key].logprobs, results[1][key].logprobs, rtol=1e-5, atol=1e-5)
+        assert all(token % 7 for token in results[0][key].token_ids[:3])
+
+
+def test_without_batch_invariance_torch_multiplies(
+    checkpoints: Callable[[str], Path], emulated_device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.ops.load_library(str(emulated_device.with_name("libsteploop_emulated_ops.so")))
+    # The operator of the emulated device multiplies on the CPU; all else is as on a GPU.
+    monkeypatch.setattr("steploop.engine._torch_matmul", torch.ops.steploop_emulated.matmul_address)
+    folder = checkpoints("llama-biases")
+    with LLMEngine(model=folder, device="cuda", max_num_seqs=4, batch_invariant=False) as engine:
+        engine.add_request("a", list(range(2, 30)), SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+        assert len(outputs[0].outputs[0].token_ids) == 6
+        assert engine.stats()["batch_invariant"] is False
+        assert engine.dtype == "bfloat16"
+    token_ids = [random.Random(6).randrange(300) for _ in range(40)]
+    ours, torchs = (
+        make_engine(load(folder, "cuda"), num_kv_blocks=64, matmul=matmul).teacher_forced_logits(token_ids)
+        for matmul in (0, torch.ops.steploop_emulated.matmul_address())
+    )
+    assert 0 < np.linalg.norm(ours - torchs) / np.linalg.norm(ours) < 3e-2
+
+
+def test_a_failing_kernel_ends_the_engine_and_nothing_hangs(
+    checkpoints: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = LLMEngine(model=checkpoints("llama"), device="cuda", max_num_seqs=4)
+    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=50, ignore_eos=True))
+    engine.step()
+    monkeypatch.setenv("STEPLOOP_EMULATED_FAULT", "launch:700:5")  # an illegal address, some kernels into the step
+    with pytest.raises(EngineDeadError, match=r"CUDA: .* failed: .*illegal.*cudaErrorIllegalAddress"):
+        engine.step()
+    monkeypatch.delenv("STEPLOOP_EMULATED_FAULT")
+    assert not engine.has_unfinished_requests()
+    with pytest.raises(EngineDeadError, match="failed in an earlier step"):
+        engine.add_request("b", [1], None)
+    engine.close()
+    with LLMEngine(model=checkpoints("llama"), device="cuda", max_num_seqs=4) as other:  # the process goes on
+        other.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2))
+        other.step()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cudaMemcpyAsync",
+        "cudaStreamSynchronize",
+        "cudaStreamCreateWithFlags",
+        "cudaMemsetAsync",
+        "cudaMallocHost",
+        "cudaMemcpy",
+        "cudaDeviceSynchronize",
+    ],
+)
+def test_every_failing_call_is_reported(
+    checkpoints: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setenv("STEPLOOP_EMULATED_FAULT", f"{call}:999")
+    with pytest.raises(SteploopError, match="CUDA: .* failed: .*cudaErrorUnknown"):
+        with LLMEngine(model=checkpoints("llama"), device="cuda", max_num_seqs=4) as engine:
+            engine.add_request("a", [1, 2, 3], None)
+            engine.step()
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("driver=0", "no NVIDIA driver is installed here; install one that supports CUDA 13.0"),
+        ("driver=12040", "the NVIDIA driver supports CUDA 12.4, but this build needs 13.0; update the driver"),
+        ("count=0", "the driver finds no GPU"),
+        ("major=7,minor=5", "compute capability 7.5, but this build has code for 8.0 and later"),
+    ],
+)
+def test_a_device_that_cannot_run_this(
+    checkpoints: Callable[[str], Path], fresh_process: Callable[[str, dict[str, str]], str], device: str, words: str
+) -> None:
+    code = f"import steploop; steploop.LLMEngine(model={str(checkpoints('llama'))!r}, device='cuda')"
+    error = fresh_process(code, {"STEPLOOP_EMULATED_DEVICE": device})
+    assert f"UnsupportedDeviceError: device cuda: {words}" in error or words in error
+    assert "UnsupportedDeviceError" in error
+    assert 'or use device="cpu"' in error
+
+
+def test_a_build_without_code_for_the_device(
+    checkpoints: Callable[[str], Path], fresh_process: Callable[[str, dict[str, str]], str]
+) -> None:
+    code = f"import steploop; steploop.LLMEngine(model={str(checkpoints('llama'))!r}, device='cuda')"
+    error = fresh_process(code, {"STEPLOOP_EMULATED_FAULT": "cudaFuncGetAttributes:209"})
+    assert "UnsupportedDeviceError: device cuda: emulated device, compute capability 9.0, but this build has" in error
+    assert "build steploop with STEPLOOP_CUDA_ARCHITECTURES=90" in error
+
+
+def test_small_shared_memory(
+    checkpoints: Callable[[str], Path], fresh_process: Callable[[str, dict[str, str]], str]
+) -> None:
+    code = f"import steploop; steploop.LLMEngine(model={str(checkpoints('llama-256'))!r}, device='cuda')"
+    error = fresh_process(code, {"STEPLOOP_EMULATED_DEVICE": "major=8,minor=6"})
+    assert "attention with head_dim 256 needs" in error
+    assert "bytes of shared memory in a block, but emulated device" in error
+
+
+def test_out_of_memory_at_the_start(
+    checkpoints: Callable[[str], Path], fresh_process: Callable[[str, dict[str, str]], str]
+) -> None:
+    folder = str(checkpoints("llama"))
+    small = {"STEPLOOP_EMULATED_DEVICE": "memory=22000000"}
+    code = f"import steploop; steploop.LLMEngine(model={folder!r}, device='cuda', max_model_len=512{{}})"
+    error = fresh_process(code.format(""), small)
+    assert "InvalidArgumentError: the KV cache must hold one sequence of max_model_len=512 tokens" in error
+    assert "gpu_memory_utilization=0.9 of the device's 20.98 MiB" in error
+    error = fresh_process(code.format(", num_kv_blocks=100000"), small)
+    assert "InvalidArgumentError: num_kv_blocks=100000 asks for a KV cache of" in error
+    native = (
+        "from steploop import _C; from steploop.weights import load_model, open_checkpoint\n"
+        f"model = load_model(open_checkpoint({folder!r}, None), 'bfloat16', 'cuda')\n"
+        "_C.Engine(model, max_model_len=512, num_kv_blocks=100000, kv_cache_dtype='bfloat16')"
+    )
+    error = fresh_process(native, small)
+    assert "InvalidArgumentError: the GPU has" in error
+    assert "bytes free, but" in error
+    assert "lower gpu_memory_utilization" in error
+
+
+def test_types_and_shapes_that_the_device_lacks(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = checkpoints("llama")
+    with pytest.raises(UnsupportedDeviceError, match="device cuda computes in bfloat16 or float16, got dtype float32"):
+        LLMEngine(model=folder, device="cuda", dtype="float32")
+    with pytest.raises(InvalidArgumentError, match="kv_cache_dtype must be the compute type on CUDA, bfloat16, got"):
+        LLMEngine(model=folder, device="cuda", kv_cache_dtype="float32")
+    with pytest.raises(UnsupportedDeviceError, match="device cpu computes in float32 or bfloat16, got dtype float16"):
+        LLMEngine(model=folder, dtype="float16")
+    with pytest.raises(UnsupportedDeviceError, match="device must be cpu or cuda, got tpu"):
+        LLMEngine(model=folder, device="tpu")
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, head_dim=80
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="head_dim must be 64, 96, 128 or 256, got 80"):
+        LLMEngine(model=tmp_path, device="cuda")
