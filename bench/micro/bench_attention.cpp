@@ -80,7 +80,12 @@ void fill_random(void* data, int64_t size_bytes, DType dtype) {
 class Work {
  public:
   Work(const Shape& shape, const KvCacheView& kv, int32_t num_blocks, const Batch& batch)
-      : shape_(shape), kv_(kv), batch_(batch), blocks_per_sequence_(batch.context / kBlockSize) {
+      : shape_(shape),
+        kv_(kv),
+        batch_(batch),
+        blocks_per_sequence_(batch.context / kBlockSize),
+        planner_(kCpuAttentionPlan, shape.num_heads, shape.num_kv_heads, batch.num_sequences,
+                 batch.num_sequences * batch.num_query_tokens) {
     num_layers_ =
         static_cast<int32_t>(std::clamp<int64_t>(kLayersBytes / std::max<int64_t>(1, kv_bytes()), 1, kNumLayers));
     std::vector<BlockId> ids(static_cast<size_t>(num_blocks));
@@ -95,15 +100,13 @@ class Work {
     out_ = Buffer(static_cast<size_t>(query_elements) * dtype_size(kv.dtype));
     for (int32_t i = 0; i < batch.num_sequences; ++i) {
       const int32_t first_row = i * batch.num_query_tokens;
-      plan_attention(items_,
-                     {.sequence = i,
-                      .query_row = first_row,
-                      .out_row = first_row,
-                      .num_rows = batch.num_query_tokens,
-                      .first_position = batch.context - batch.num_query_tokens},
-                     attention_item_tokens(shape.num_heads, shape.num_kv_heads), shape.num_kv_heads);
+      planner_.add({.sequence = i,
+                    .query_row = first_row,
+                    .out_row = first_row,
+                    .num_rows = batch.num_query_tokens,
+                    .first_position = batch.context - batch.num_query_tokens});
     }
-    order_attention_items(items_);
+    work_ = planner_.finish();
   }
 
   int32_t num_layers() const { return num_layers_; }
@@ -113,8 +116,7 @@ class Work {
             .kv = kv_,
             .block_tables = block_tables_.data() + static_cast<size_t>(layer) * table_size(),
             .block_table_stride = blocks_per_sequence_,
-            .items = items_.data(),
-            .num_items = static_cast<int32_t>(items_.size()),
+            .work = work_,
             .out = out_.data(),
             .out_dtype = kv_.dtype,
             .num_heads = shape_.num_heads,
@@ -142,7 +144,8 @@ class Work {
   int32_t blocks_per_sequence_;
   int32_t num_layers_ = 1;
   std::vector<BlockId> block_tables_;  // [num_layers, num_sequences, blocks_per_sequence]
-  std::vector<AttentionItem> items_;
+  AttentionPlanner planner_;
+  AttentionWork work_;
   Buffer q_;
   Buffer out_;
 };
