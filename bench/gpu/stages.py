@@ -188,10 +188,6 @@ def json_lines(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def _text_file() -> IO[str]:
-    return tempfile.TemporaryFile("w+", errors="replace")
-
-
 def _content(stream: IO[str]) -> str:
     stream.seek(0)
     return stream.read()

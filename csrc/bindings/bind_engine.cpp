@@ -114,7 +114,7 @@ int64_t activation_bytes(const ModelConfig& model, const std::string& dtype, con
   config.max_num_batched_tokens = max_num_batched_tokens;
   config.block_size = block_size;
   config.kv_dtype = dtype_from_name(kv_cache_dtype.c_str());
-  if (!batch_invariant) config.matmul = [](auto...) { return 1; };
+  if (!batch_invariant) config.matmul = [](auto...) { return ""; };  // it counts that there is one
   return Engine::activation_bytes(model, dtype_from_name(dtype.c_str()), device_from_name(device.c_str()), config);
 }
 
@@ -172,7 +172,7 @@ void bind_engine(py::module_& m) {
           "activation_bytes", &activation_bytes, "config"_a, py::kw_only(), "dtype"_a, "kv_cache_dtype"_a, "device"_a,
           "max_model_len"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "block_size"_a, "batch_invariant"_a,
           "Device memory that an engine takes beside weights and KV cache, in bytes; 0 on the CPU, where memory "
-          "counts once it is used. Raises UnsupportedDeviceError.")
+          "counts once it is used. Raises UnsupportedDeviceError and UnsupportedModelError for what the device cannot run.")
       .def_static(
           "kv_bytes_per_token",
           [](const ModelConfig& config, const std::string& kv_cache_dtype) {
@@ -201,7 +201,9 @@ void bind_engine(py::module_& m) {
           "The cudaStream_t on which steps run, as an integer; 0 on the CPU.")
       .def("has_unfinished_requests", &Engine::has_unfinished_requests)
       .def("num_unfinished_requests", &Engine::num_unfinished_requests)
-      .def("stats", &stats_of, "Counts as of the last step, and durations in microseconds.")
+      .def("stats", &stats_of,
+           "Counts as of the last step, and durations in microseconds. On CUDA the forward pass is only enqueued in "
+           "forward_us; sample_us has the wait for all of it.")
       .def("close", &Engine::close, py::call_guard<py::gil_scoped_release>(), "Frees all memory. Idempotent.")
       .def_property_readonly("closed", &Engine::closed)
       .def_property_readonly("num_threads", &Engine::num_threads)

@@ -16,8 +16,11 @@ namespace {
 TensorView view_of(const std::string& name, const py::object& tensor, Device model_device) {
   if (!py::hasattr(tensor, "data_ptr")) throw ModelLoadError(concat(name, " is not a torch.Tensor"));
   const std::string device = py::cast<std::string>(tensor.attr("device").attr("type"));
-  if (device != "cpu" && !(device == "cuda" && model_device == Device::kCuda))
-    throw ModelLoadError(concat(name, " must be on the CPU or on the model's device, got ", device));
+  const bool on_model_device =
+      device == "cuda" && model_device == Device::kCuda && py::cast<int>(tensor.attr("device").attr("index")) == 0;
+  if (device != "cpu" && !on_model_device)
+    throw ModelLoadError(concat(name, " must be on the CPU or on the model's device, got ",
+                                py::cast<std::string>(py::str(tensor.attr("device")))));
   if (py::str(tensor.attr("layout")).cast<std::string>() != "torch.strided" || tensor.attr("is_neg")().cast<bool>())
     throw ModelLoadError(concat(name, " must be an ordinary strided tensor"));
   TensorView view;
@@ -128,7 +131,7 @@ void bind_model(py::module_& m) {
           },
           "name"_a, "tensor"_a,
           "Copies a contiguous float32, bfloat16 or float16 CPU torch.Tensor to its place; on CUDA also a tensor of that "
-          "device, in the weight's own dtype. A name or shape that does not fit is reported by finish_loading.")
+          "device. A name or shape that does not fit is reported by finish_loading.")
       .def("finish_loading", &Model::finish_loading,
            "Raises ModelLoadError naming every missing, unexpected, repeated and mis-shaped tensor.")
       .def_property_readonly("weight_bytes", &Model::weight_bytes)

@@ -79,15 +79,14 @@ void linear_epilogue(const Tensor& product, const std::optional<Tensor>& bias, c
   op.finish(op.kernels().linear_epilogue(params, op.stream()));
 }
 
-// A MatmulFunction over torch's aten::mm, on torch's current device and stream.
-int torch_matmul(const void* a, const void* weight, void* out, int64_t num_rows, int64_t out_features,
-                 int64_t in_features, DType dtype) {
-  if (num_rows < 0 || out_features < 0 || in_features < 0) return 1;  // from_blob would believe it
+// A MatmulFunction over torch's aten::mm, on the engine's device and torch's current stream.
+const char* torch_matmul(const void* a, const void* weight, void* out, int64_t num_rows, int64_t out_features,
+                         int64_t in_features, DType dtype) {
+  if (num_rows < 0 || out_features < 0 || in_features < 0) return "a size is negative";  // from_blob would believe it
   try {
     using torch::headeronly::DeviceType;
     const auto device =
-        kOpsEmulated ? torch::stable::Device(DeviceType::CPU)
-                     : torch::stable::Device(DeviceType::CUDA, torch::stable::accelerator::getCurrentDeviceIndex());
+        kOpsEmulated ? torch::stable::Device(DeviceType::CPU) : torch::stable::Device(DeviceType::CUDA, 0);
     const ScalarType type = dtype == DType::kBFloat16  ? ScalarType::BFloat16
                             : dtype == DType::kFloat16 ? ScalarType::Half
                                                        : ScalarType::Float;
@@ -101,9 +100,11 @@ int torch_matmul(const void* a, const void* weight, void* out, int64_t num_rows,
                             from(matrix(out, num_rows, out_features, out_features, 1))};
     STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::mm", "out", stack, TORCH_ABI_VERSION));
     torch::stable::detail::to<Tensor>(stack[0]);  // takes the result's reference off the stack
-    return 0;
-  } catch (...) {
-    return 1;
+    return nullptr;
+  } catch (const std::exception& error) {
+    static thread_local std::string message;
+    message = error.what();
+    return message.c_str();
   }
 }
 

@@ -32,12 +32,12 @@ Tensor gather_rows(const Tensor& x, const Tensor& rows) {
 
 Tensor run_rms_norm(const CudaOp& op, const Tensor& x, const float* residual, const Tensor& weight, double eps,
                     std::optional<ScalarType> out_dtype) {
-  constexpr int64_t kMaxSize = 16384;  // a block keeps a row in registers
   const ScalarType dtype = out_dtype.value_or(ScalarType::Float);
   RmsNormParams params;
   params.num_rows = op.rows("x", x, ScalarType::Float);
   op.multiple("x", x, x.dim() - 1, 8);
-  op.require(last_size(x) <= kMaxSize, "x must have at most ", kMaxSize, " in its last dimension, got ", last_size(x));
+  op.require(last_size(x) <= cuda::kMaxNormSize, "x must have at most ", cuda::kMaxNormSize,
+             " in its last dimension, got ", last_size(x));
   params.size = static_cast<int32_t>(last_size(x));
   op.tensor("weight", weight, ScalarType::Float, {params.size});
   params.out_dtype = op.float_dtype("out_dtype", dtype);

@@ -1,6 +1,5 @@
 // torch.ops.steploop_cuda: the sampler.
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
 #include <cstddef>
 
@@ -9,8 +8,6 @@
 
 namespace steploop {
 namespace {
-
-constexpr int64_t kMaxVocabSize = int64_t{1} << 19;
 
 // What a row asks for, each a CPU tensor with one value per row.
 struct RowTensors {
@@ -45,9 +42,10 @@ std::vector<cuda::SampleRowParams> sample_rows(const CudaOp& op, const RowTensor
     row.position = tensors.position.const_data_ptr<int64_t>()[i];
     row.sample_index = tensors.sample_index.const_data_ptr<int32_t>()[i];
     row.want_logprob = want_logprob;
-    const bool is_greedy = temperature < SamplingParams::kGreedyTemperature || top_k == 1;
-    // FLT_MIN: scaled by it, -inf stays -inf even where 1 / temperature underflows.
-    row.scale = is_greedy ? 0.0f : std::max(static_cast<float>(1.0 / temperature), FLT_MIN);
+    SamplingParams params;
+    params.temperature = temperature;
+    params.top_k = top_k;
+    row.scale = params.logit_scale();
   }
   return rows;
 }
@@ -85,7 +83,7 @@ std::tuple<Tensor, Tensor, Tensor> sample(const Tensor& logits, const Tensor& te
   const CudaOp op("sample", "logits", logits);
   op.tensor("logits", logits, ScalarType::Float, {kAnySize, kAnySize});
   const int64_t num_rows = logits.size(0), vocab_size = logits.size(1);
-  op.require(vocab_size > 0 && vocab_size <= kMaxVocabSize, "logits must have 1..", kMaxVocabSize,
+  op.require(vocab_size > 0 && vocab_size <= cuda::kMaxSampleVocab, "logits must have 1..", cuda::kMaxSampleVocab,
              " in dimension 1, got ", vocab_size);
   std::vector<cuda::SampleRowParams> rows =
       sample_rows(op, {temperature, top_k, top_p, seed, sample_index, position}, num_rows, want_logprob);

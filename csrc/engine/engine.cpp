@@ -17,23 +17,29 @@ int64_t now_us() {
       .count();
 }
 
-const EngineConfig& validated(const EngineConfig& config, const Model& loaded) {
-  const ModelConfig& model = loaded.config();
-  auto require = [](bool holds, auto&&... what) {
-    if (!holds) throw InvalidArgumentError(concat(what...));
-  };
-  require(config.max_model_len >= 2, "max_model_len must be >= 2, got ", config.max_model_len);
-  require(config.max_model_len <= model.max_position_embeddings,
-          "max_model_len must be <= ", model.max_position_embeddings, ", the model's max_position_embeddings, got ",
-          config.max_model_len);
+void require(bool holds, const auto&... what) {
+  if (!holds) throw InvalidArgumentError(concat(what...));
+}
+
+// What memory is reckoned from.
+void check_sizes(const EngineConfig& config) {
   require(config.max_num_seqs >= 1 && config.max_num_seqs <= 65536, "max_num_seqs must be in 1..65536, got ",
           config.max_num_seqs);
   require(config.max_num_batched_tokens >= 1 && config.max_num_batched_tokens <= 1 << 20,
           "max_num_batched_tokens must be in 1..1048576, got ", config.max_num_batched_tokens);
-  require(config.num_threads >= 0 && config.num_threads <= 1024, "num_threads must be in 0..1024, got ",
-          config.num_threads);
   require(config.block_size == 8 || config.block_size == 16 || config.block_size == 32 || config.block_size == 64,
           "block_size must be 8, 16, 32 or 64, got ", config.block_size);
+}
+
+const EngineConfig& validated(const EngineConfig& config, const Model& loaded) {
+  const ModelConfig& model = loaded.config();
+  require(config.max_model_len >= 2, "max_model_len must be >= 2, got ", config.max_model_len);
+  require(config.max_model_len <= model.max_position_embeddings,
+          "max_model_len must be <= ", model.max_position_embeddings, ", the model's max_position_embeddings, got ",
+          config.max_model_len);
+  check_sizes(config);
+  require(config.num_threads >= 0 && config.num_threads <= 1024, "num_threads must be in 0..1024, got ",
+          config.num_threads);
   if (loaded.device() == Device::kCpu)
     require(config.kv_dtype != DType::kFloat16, "kv_cache_dtype must be float32 or bfloat16, got float16");
   else
@@ -65,6 +71,7 @@ ExecOptions exec_options(const ModelConfig& model, const EngineConfig& config) {
   options.num_heads = model.num_heads;
   options.num_kv_heads = model.num_kv_heads;
   options.head_dim = model.head_dim;
+  options.hidden_size = model.hidden_size;
   options.vocab_size = model.vocab_size;
   options.max_out_features = std::max({model.qkv_size(), 2 * model.intermediate_size, model.hidden_size});
   options.max_num_batched_tokens = config.max_num_batched_tokens;
@@ -121,6 +128,9 @@ Engine::~Engine() { close(); }
 
 int64_t Engine::activation_bytes(const ModelConfig& model, DType dtype, Device device, const EngineConfig& config) {
   if (device == Device::kCpu) return 0;
+  model.validate();
+  check_sizes(config);
+  require(config.max_model_len >= 1, "max_model_len must be >= 1, got ", config.max_model_len);
   return Decoder::activation_bytes(model, dtype, decoder_limits(config)) +
          cuda_backend().exec_bytes(exec_options(model, config));
 }
@@ -203,6 +213,7 @@ void Engine::close() {
   const std::lock_guard step_lock(step_mutex_);
   const std::lock_guard lock(inbox_mutex_);
   runner_.reset();
+  cuda_stream_ = nullptr;
   added_.clear();
   aborted_.clear();
   in_flight_.clear();
@@ -219,13 +230,17 @@ void Engine::step(FunctionRef<void(std::span<const StepOutput>)> consume) {
     take_inbox();
     run_scheduled();
   } catch (const std::exception& error) {
-    const std::lock_guard lock(inbox_mutex_);
-    failed_ = true;
-    in_flight_.clear();
-    failure_ = error.what();
-    throw EngineDeadError(concat("the step failed, all requests are lost: ", failure_));
+    fail(error);
   }
   consume(outputs_);
+}
+
+void Engine::fail(const std::exception& error) {
+  const std::lock_guard lock(inbox_mutex_);
+  failed_ = true;
+  in_flight_.clear();
+  failure_ = error.what();
+  throw EngineDeadError(concat("the step failed, all requests are lost: ", failure_));
 }
 
 void Engine::retire_finished() {
@@ -377,10 +392,14 @@ std::vector<float> Engine::teacher_forced_logits(std::span<const TokenId> tokens
     SchedulerOutput output;
     output.scheduled.push_back({&sequence, first, count, count});
     output.num_scheduled_tokens = count;
-    const ForwardBatch& batch = runner_->exec->begin_step(runner_->batch.build(output), {});
-    runner_->exec->run([&](TeamMember& member) { runner_->decoder.forward(member, batch); });
-    runner_->exec->download(logits.data() + static_cast<size_t>(first) * vocab, runner_->decoder.logits(),
-                            static_cast<size_t>(count) * vocab * sizeof(float));
+    try {
+      const ForwardBatch& batch = runner_->exec->begin_step(runner_->batch.build(output), {});
+      runner_->exec->run([&](TeamMember& member) { runner_->decoder.forward(member, batch); });
+      runner_->exec->download(logits.data() + static_cast<size_t>(first) * vocab, runner_->decoder.logits(),
+                              static_cast<size_t>(count) * vocab * sizeof(float));
+    } catch (const std::exception& error) {
+      fail(error);
+    }
   }
   return logits;
 }

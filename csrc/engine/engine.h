@@ -82,6 +82,7 @@ class Engine {
 
   // Device memory that an engine takes beside the weights and the KV cache: activations and the exec's own. 0 on the
   // CPU, where memory counts once it is used.
+  // Throws UnsupportedDeviceError and UnsupportedModelError for what the device cannot run, InvalidArgumentError.
   static int64_t activation_bytes(const ModelConfig& model, DType dtype, Device device, const EngineConfig& config);
 
   // Any thread, also while step() runs: the next step takes the request in. arrival_us: steady-clock microseconds.
@@ -129,6 +130,7 @@ class Engine {
   SampleParams build_samples(const SchedulerOutput& output);
   void take_samples();
   void report(const Sequence& sequence, const SampleResult* sample);
+  [[noreturn]] void fail(const std::exception& error);
   void retire_finished();
 
   const EngineConfig config_;

@@ -42,6 +42,8 @@ class CudaBackend {
   virtual std::unique_ptr<Weight> make_linear_weight(const LinearSpec& spec) const = 0;
   virtual std::unique_ptr<Weight> make_table_weight(int64_t num_rows, int64_t size, DType dtype) const = 0;
   virtual std::unique_ptr<Weight> make_vector_weight(int64_t size) const = 0;
+  // Both throw UnsupportedModelError for shapes that the kernels cannot take, UnsupportedDeviceError for shapes that
+  // this device cannot.
   virtual std::unique_ptr<Exec> make_exec(const ExecOptions& options) const = 0;
   // What make_exec takes of the device's memory.
   virtual int64_t exec_bytes(const ExecOptions& options) const = 0;
@@ -58,5 +60,6 @@ const CudaBackend& cuda_backend();
 
 }  // namespace steploop
 
-// What the library exports.
+// What the library exports: the backend, and the version of the build that it belongs to.
 extern "C" __attribute__((visibility("default"))) const steploop::CudaBackend* steploop_cuda_backend();
+extern "C" __attribute__((visibility("default"))) const char* steploop_cuda_version();

@@ -12,11 +12,9 @@ namespace steploop {
 
 namespace {
 
-constexpr int kDevice = 0;  // of those that CUDA_VISIBLE_DEVICES leaves
-
-// Blocks of the decode kernel that fit a multiprocessor at once, more or less: long sequences are cut until there are
-// so many items.
-constexpr int32_t kItemsPerMultiprocessor = 4;
+// Long sequences are cut until a multiprocessor has so many items, a few times what it runs at once (2 to 5 blocks of
+// the decode kernel): then the last ones to end leave little idle.
+constexpr int32_t kItemsPerMultiprocessor = 12;
 constexpr int32_t kMaxPartialRows = 65536;
 
 struct ProfilerRange {
@@ -46,7 +44,7 @@ size_t sampled_bytes(const ExecOptions& options) {
 
 std::string isa_name() {
   cudaDeviceProp properties{};
-  check_cuda(cudaGetDeviceProperties(&properties, kDevice), "cudaGetDeviceProperties");
+  check_cuda(cudaGetDeviceProperties(&properties, kCudaDevice), "cudaGetDeviceProperties");
   return concat("sm_", properties.major, properties.minor);
 }
 
@@ -54,7 +52,7 @@ std::string isa_name() {
 
 AttentionPlanLimits CudaExec::plan_limits() {
   int num_multiprocessors = 0;
-  check_cuda(cudaDeviceGetAttribute(&num_multiprocessors, cudaDevAttrMultiProcessorCount, kDevice),
+  check_cuda(cudaDeviceGetAttribute(&num_multiprocessors, cudaDevAttrMultiProcessorCount, kCudaDevice),
              "cudaDeviceGetAttribute");
   return {.item_rows = cuda::kAttentionItemRows,
           .small_rows = cuda::kAttentionSmallRows,
@@ -72,60 +70,71 @@ CudaExec::CudaExec(const ExecOptions& options)
       plan_(plan_limits()),
       isa_(isa_name()),
       inputs_(options, plan_),
-      partial_out_(partial_out_bytes(options), "attention's partial results"),
-      partial_max_sum_(kPartialMaxSumBytes, "attention's partial results"),
-      product_(product_bytes(options), "products of linear layers"),
-      sampled_(sampled_bytes(options), "sampled tokens"),
+      partial_out_(partial_out_bytes(options), MemoryUse::kActivations),
+      partial_max_sum_(kPartialMaxSumBytes, MemoryUse::kActivations),
+      product_(product_bytes(options), MemoryUse::kActivations),
+      sampled_(sampled_bytes(options), MemoryUse::kActivations),
       sampled_host_(sampled_.size()),
       logits_row_(static_cast<size_t>(options.vocab_size) * sizeof(float)),
       host_sampler_(options.vocab_size) {
-  // Not the legacy default stream: that one waits for all others, and cannot be captured.
-  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   check_cuda(cudaDeviceSynchronize(), "loading weights");  // which used the default stream
+  // Not that stream: it waits for all others, and cannot be captured.
+  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
 }
 
 CudaExec::~CudaExec() {
-  if (stream_) cudaStreamDestroy(stream_);
+  if (!stream_) return;
+  cudaStreamSynchronize(stream_);  // after a failure copies may be under way
+  cudaStreamDestroy(stream_);
 }
 
 void* CudaExec::allocate(size_t size_bytes) {
-  buffers_.emplace_back(size_bytes, "activations");
+  const CudaDeviceGuard guard;
+  buffers_.emplace_back(size_bytes, MemoryUse::kActivations);
   void* data = buffers_.back().as<void>();
   check_cuda(cudaMemsetAsync(data, 0, size_bytes, stream_), "cudaMemsetAsync");
   return data;
 }
 
 void CudaExec::upload(void* destination, const void* source, size_t size_bytes) {
+  const CudaDeviceGuard guard;
   check_cuda(cudaMemcpyAsync(destination, source, size_bytes, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
   check_cuda(cudaStreamSynchronize(stream_), "copying to the device");
 }
 
 void CudaExec::download(void* destination, const void* source, size_t size_bytes) {
+  const CudaDeviceGuard guard;
   check_cuda(cudaMemcpyAsync(destination, source, size_bytes, cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync");
   check_cuda(cudaStreamSynchronize(stream_), "copying from the device");
 }
 
 KvCacheView CudaExec::make_kv_layer(DType dtype, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
                                     int64_t num_blocks) {
-  if (dtype == DType::kFloat32)
-    throw UnsupportedDeviceError("device cuda: kv_cache_dtype must be bfloat16 or float16, got float32");
+  SL_CHECK(dtype != DType::kFloat32);
+  const CudaDeviceGuard guard;
   KvCacheView view{nullptr, dtype, num_kv_heads, head_dim, block_size, 0};
   view.block_bytes = int64_t{num_kv_heads} * 2 * block_size * head_dim * static_cast<int64_t>(dtype_size(dtype));
   // Not zeroed: no kernel reads a slot that was not written.
-  buffers_.emplace_back(static_cast<size_t>(num_blocks * view.block_bytes), "a layer's KV cache");
+  buffers_.emplace_back(static_cast<size_t>(num_blocks * view.block_bytes), MemoryUse::kKvCache);
   view.data = buffers_.back().as<void>();
   return view;
 }
 
 const ForwardBatch& CudaExec::begin_step(const ForwardBatch& batch, const SampleParams& samples) {
-  check_cuda(cudaSetDevice(kDevice), "cudaSetDevice");  // of this thread
+  const CudaDeviceGuard guard;
   return inputs_.pack(batch, samples, stream_);
 }
 
 void CudaExec::run(FunctionRef<void(TeamMember&)> program) {
+  const CudaDeviceGuard guard;
   const ProfilerRange range("steploop step");
   samples_ = {};
-  team_.run(program);
+  try {
+    team_.run(program);
+  } catch (...) {
+    cudaStreamSynchronize(stream_);  // nothing may still read or write what the caller takes back
+    throw;
+  }
   check_cuda(cudaStreamSynchronize(stream_), "a step's kernels");
   take_samples();
 }
@@ -153,9 +162,9 @@ void CudaExec::linear(TeamMember&, const Weight& weight, const LinearParams& par
                "linear");
     return;
   }
-  if (options_.matmul(params.a, w.data(), product_.as<void>(), params.num_rows, out_features, in_features,
-                      w.spec().dtype) != 0)
-    throw Error("CUDA: the matmul of another library failed");
+  if (const char* failure = options_.matmul(params.a, w.data(), product_.as<void>(), params.num_rows, out_features,
+                                            in_features, w.spec().dtype))
+    throw Error(concat("CUDA: another library's matmul failed: ", failure));
   check_cuda(cuda::linear_epilogue({product_.as<void>(), w.bias(), params.out, params.out_stride, w.spec().dtype,
                                     params.out_dtype, params.num_rows, out_features, params.epilogue},
                                    stream_),

@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -16,7 +17,7 @@ namespace {
 // STEPLOOP_CUDA_LIBRARY, or else the library beside the one that this code is part of.
 std::filesystem::path library_path() {
   if (const char* chosen = std::getenv("STEPLOOP_CUDA_LIBRARY"); chosen && *chosen) {
-    if (!std::filesystem::exists(chosen))
+    if (std::error_code ignored; !std::filesystem::exists(chosen, ignored))
       throw UnsupportedDeviceError(concat("STEPLOOP_CUDA_LIBRARY names ", chosen, ": no such file"));
     return chosen;
   }
@@ -34,7 +35,12 @@ const CudaBackend& load(const std::filesystem::path& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays loaded
   if (!library) throw UnsupportedDeviceError(concat("device cuda: cannot load the CUDA backend: ", dlerror()));
   const auto entry = reinterpret_cast<decltype(&steploop_cuda_backend)>(dlsym(library, "steploop_cuda_backend"));
-  if (!entry) throw UnsupportedDeviceError(concat("device cuda: ", path.string(), " is not steploop's CUDA backend"));
+  const auto version = reinterpret_cast<decltype(&steploop_cuda_version)>(dlsym(library, "steploop_cuda_version"));
+  if (!entry || !version)
+    throw UnsupportedDeviceError(concat("device cuda: ", path.string(), " is not steploop's CUDA backend"));
+  if (std::strcmp(version(), STEPLOOP_VERSION) != 0)
+    throw UnsupportedDeviceError(concat("device cuda: ", path.string(), " belongs to steploop ", version(),
+                                        ", this is steploop ", STEPLOOP_VERSION));
   const CudaBackend& backend = *entry();
   backend.check_device();
   return backend;

@@ -12,17 +12,47 @@ void check_cuda(int error, const char* what) {
   throw Error(concat("CUDA: ", what, " failed: ", cudaGetErrorString(code), " (", cudaGetErrorName(code), ")"));
 }
 
-DeviceBuffer::DeviceBuffer(size_t size_bytes, const char* what) : size_(size_bytes) {
+CudaDeviceGuard::CudaDeviceGuard() {
+  check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
+  if (before_ != kCudaDevice) check_cuda(cudaSetDevice(kCudaDevice), "cudaSetDevice");
+}
+
+CudaDeviceGuard::~CudaDeviceGuard() {
+  if (before_ != kCudaDevice) cudaSetDevice(before_);
+}
+
+namespace {
+
+const char* name_of(MemoryUse use) {
+  switch (use) {
+    case MemoryUse::kWeights: return "weights";
+    case MemoryUse::kActivations: return "activations";
+    case MemoryUse::kKvCache: return "the KV cache";
+  }
+  return "";
+}
+
+const char* advice_for(MemoryUse use) {
+  switch (use) {
+    case MemoryUse::kWeights: return "take a smaller model, or free what else is on the device";
+    case MemoryUse::kActivations:
+      return "lower max_num_batched_tokens or max_num_seqs, or free what else is on the device";
+    case MemoryUse::kKvCache: return "lower gpu_memory_utilization, kv_cache_memory_bytes or num_kv_blocks";
+  }
+  return "";
+}
+
+}  // namespace
+
+DeviceBuffer::DeviceBuffer(size_t size_bytes, MemoryUse use) : size_(size_bytes) {
   if (size_bytes == 0) return;
   const cudaError_t error = cudaMalloc(&data_, size_bytes);
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     size_t free_bytes = 0, total_bytes = 0;
     check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
-    throw InvalidArgumentError(concat("the GPU has ", free_bytes, " of ", total_bytes, " bytes free, but ", what,
-                                      " needs ", size_bytes,
-                                      "; lower gpu_memory_utilization, kv_cache_memory_bytes or num_kv_blocks for a "
-                                      "smaller KV cache, or max_num_batched_tokens for smaller activations"));
+    throw InvalidArgumentError(concat("the GPU has ", free_bytes, " of ", total_bytes, " bytes free, but ", size_bytes,
+                                      " more are needed for ", name_of(use), "; ", advice_for(use)));
   }
   check_cuda(error, "cudaMalloc");
 }
@@ -32,7 +62,8 @@ DeviceBuffer::~DeviceBuffer() {
 }
 
 PinnedBuffer::PinnedBuffer(size_t size_bytes) : size_(size_bytes) {
-  if (size_bytes) check_cuda(cudaMallocHost(&data_, size_bytes), "cudaMallocHost");
+  if (size_bytes)
+    check_cuda(cudaMallocHost(&data_, size_bytes), concat(size_bytes, " bytes of page-locked memory").c_str());
 }
 
 PinnedBuffer::~PinnedBuffer() {

@@ -8,14 +8,32 @@
 
 namespace steploop {
 
+// The device that everything runs on: the first of those that CUDA_VISIBLE_DEVICES leaves.
+inline constexpr int kCudaDevice = 0;
+
 // Throws Error, saying what failed and why, unless error is cudaSuccess.
 void check_cuda(int error, const char* what);
+
+// Makes kCudaDevice this thread's current device, and gives the caller's back at the end.
+class CudaDeviceGuard {
+ public:
+  CudaDeviceGuard();
+  ~CudaDeviceGuard();
+  CudaDeviceGuard(const CudaDeviceGuard&) = delete;
+  CudaDeviceGuard& operator=(const CudaDeviceGuard&) = delete;
+
+ private:
+  int before_ = kCudaDevice;
+};
+
+// What memory is for, and what to do when there is too little of it.
+enum class MemoryUse { kWeights, kActivations, kKvCache };
 
 // Device memory. Throws InvalidArgumentError when the device has too little, with the sizes.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  DeviceBuffer(size_t size_bytes, const char* what);
+  DeviceBuffer(size_t size_bytes, MemoryUse use);
   ~DeviceBuffer();
   DeviceBuffer(DeviceBuffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}

@@ -2,7 +2,6 @@
 #include "exec/cuda_step_inputs.h"
 
 #include <algorithm>
-#include <cfloat>
 #include <cstring>
 
 #include "core/check.h"
@@ -35,7 +34,7 @@ size_t CudaStepInputs::max_bytes(const ExecOptions& options, const AttentionPlan
 }
 
 CudaStepInputs::CudaStepInputs(const ExecOptions& options, const AttentionPlanLimits& plan)
-    : device_(max_bytes(options, plan), "the inputs of a step"), host_(device_.size()) {}
+    : device_(max_bytes(options, plan), MemoryUse::kActivations), host_(device_.size()) {}
 
 template <class T>
 T* CudaStepInputs::reserve(int64_t count, const T** on_device) {
@@ -100,7 +99,7 @@ void CudaStepInputs::pack_samples(const SampleParams& samples) {
     out.seed = row.seed;
     out.position = row.position;
     out.top_p = row.params->top_p;
-    if (!row.params->is_greedy()) out.scale = std::max(static_cast<float>(1.0 / row.params->temperature), FLT_MIN);
+    out.scale = row.params->logit_scale();
     out.top_k = std::max(0, row.params->top_k);
     out.sample_index = row.sample_index;
     out.want_logprob = row.params->logprobs >= 0;

@@ -15,9 +15,7 @@ namespace {
 constexpr int64_t kChunkBytes = 32 << 20;  // of host memory, while a tensor is converted
 
 const LinearSpec& validated(const LinearSpec& spec) {
-  if (spec.dtype == DType::kFloat32)
-    throw UnsupportedDeviceError(
-        "device cuda computes in bfloat16 or float16, got dtype float32; choose one of them, or device=\"cpu\"");
+  SL_CHECK(spec.dtype != DType::kFloat32);
   if (spec.in_features % 8 != 0)
     throw UnsupportedModelError(
         concat("device cuda: rows of a weight must be a multiple of 8 elements, got ", spec.in_features));
@@ -42,18 +40,23 @@ void convert(const TensorView& tensor, int64_t begin, int64_t count, DType dtype
   }
 }
 
-// Calls copy(pointer, first_row, num_rows) until all rows of `tensor` are through, as `dtype`. A tensor on the device
-// comes as it is, in one piece.
+// Calls copy(pointer, first_row, num_rows) until all rows of `tensor` are through, as `dtype`.
 template <class Copy>
 void for_each_chunk(const TensorView& tensor, int64_t num_rows, int64_t row_size, DType dtype, const Copy& copy) {
   if (tensor.on_device) {
-    if (tensor.dtype != dtype)
-      throw ModelLoadError(
-          concat("a tensor on the device must be ", dtype_name(dtype), ", got ", dtype_name(tensor.dtype)));
     // Whatever streams its owner uses, before and after.
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    copy(tensor.data, int64_t{0}, num_rows);
-    check_cuda(cudaDeviceSynchronize(), "copying a weight");
+    if (tensor.dtype == dtype) {
+      copy(tensor.data, int64_t{0}, num_rows);
+      check_cuda(cudaDeviceSynchronize(), "copying a weight");
+      return;
+    }
+    std::vector<char> on_host(static_cast<size_t>(num_rows * row_size) * dtype_size(tensor.dtype));
+    check_cuda(cudaMemcpy(on_host.data(), tensor.data, on_host.size(), cudaMemcpyDefault), "copying a weight");
+    TensorView view = tensor;
+    view.data = on_host.data();
+    view.on_device = false;
+    for_each_chunk(view, num_rows, row_size, dtype, copy);
     return;
   }
   const auto row_bytes = row_size * static_cast<int64_t>(dtype_size(dtype));
@@ -70,8 +73,8 @@ void for_each_chunk(const TensorView& tensor, int64_t num_rows, int64_t row_size
 
 CudaMatrixWeight::CudaMatrixWeight(const LinearSpec& spec)
     : spec_(validated(spec)),
-      data_(static_cast<size_t>(spec.out_features * spec.in_features) * dtype_size(spec.dtype), "a weight"),
-      bias_(spec.bias ? static_cast<size_t>(spec.out_features) * sizeof(float) : 0, "a bias") {
+      data_(static_cast<size_t>(spec.out_features * spec.in_features) * dtype_size(spec.dtype), MemoryUse::kWeights),
+      bias_(spec.bias ? static_cast<size_t>(spec.out_features) * sizeof(float) : 0, MemoryUse::kWeights) {
   if (spec.bias) check_cuda(cudaMemset(bias_.as<void>(), 0, bias_.size()), "cudaMemset");
 }
 
@@ -80,9 +83,8 @@ void CudaMatrixWeight::load(const TensorView& tensor, WeightPart part) {
   const bool halves = part.half != WeightPart::Half::kNone;
   SL_CHECK((tensor.ndim == (part.bias ? 1 : 2)) && (part.bias || tensor.shape[1] == spec_.in_features) &&
            part.first_row + num_rows * (halves ? 2 : 1) <= spec_.out_features);
-  if (halves && num_rows % cuda::kGateUpGroup != 0)
-    throw UnsupportedModelError(
-        concat("device cuda: intermediate_size must be a multiple of ", cuda::kGateUpGroup, ", got ", num_rows));
+  SL_CHECK(!halves || num_rows % cuda::kGateUpGroup == 0);
+  const CudaDeviceGuard guard;
   const DType dtype = part.bias ? DType::kFloat32 : spec_.dtype;
   const int64_t row_size = part.bias ? 1 : spec_.in_features;
   const size_t row_bytes = static_cast<size_t>(row_size) * dtype_size(dtype);
@@ -109,10 +111,12 @@ void CudaMatrixWeight::copy_rows(const void* rows, int64_t first_row, int64_t nu
              "copying a weight");
 }
 
-CudaVectorWeight::CudaVectorWeight(int64_t size) : data_(static_cast<size_t>(size) * sizeof(float), "a norm") {}
+CudaVectorWeight::CudaVectorWeight(int64_t size)
+    : data_(static_cast<size_t>(size) * sizeof(float), MemoryUse::kWeights) {}
 
 void CudaVectorWeight::load(const TensorView& tensor, WeightPart) {
   SL_CHECK(tensor.ndim == 1 && static_cast<size_t>(tensor.shape[0]) * sizeof(float) == data_.size());
+  const CudaDeviceGuard guard;
   for_each_chunk(tensor, tensor.shape[0], 1, DType::kFloat32, [&](const void* values, int64_t first, int64_t count) {
     check_cuda(
         cudaMemcpy(data_.as<float>() + first, values, static_cast<size_t>(count) * sizeof(float), cudaMemcpyDefault),

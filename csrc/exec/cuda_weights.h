@@ -9,8 +9,8 @@ namespace steploop {
 // A 16-bit matrix, row-major: a linear weight [out_features, in_features] or an embedding table.
 class CudaMatrixWeight final : public Weight {
  public:
-  // Throws UnsupportedDeviceError for a dtype, UnsupportedModelError for a size that the kernels cannot take.
-  CudaMatrixWeight(const LinearSpec& spec);
+  // Throws UnsupportedModelError for a size that the kernels cannot take.
+  explicit CudaMatrixWeight(const LinearSpec& spec);
 
   void load(const TensorView& tensor, WeightPart part) override;
   int64_t size_bytes() const override { return static_cast<int64_t>(data_.size() + bias_.size()); }

@@ -61,10 +61,10 @@ struct SampleParams {
 };
 
 // out = a weight^T in the inputs' 16-bit type, by another library: a [num_rows, in_features], weight [out_features,
-// in_features], out [num_rows, out_features], all contiguous. Enqueues on the current stream of that library; a result
-// other than 0 is a failure.
-using MatmulFunction = int (*)(const void* a, const void* weight, void* out, int64_t num_rows, int64_t out_features,
-                               int64_t in_features, DType dtype);
+// in_features], out [num_rows, out_features], all contiguous. Enqueues on the current stream of that library. Returns
+// null, or why it failed, valid until this thread's next call.
+using MatmulFunction = const char* (*)(const void* a, const void* weight, void* out, int64_t num_rows,
+                                       int64_t out_features, int64_t in_features, DType dtype);
 
 // The largest shapes that will come: an exec takes its own memory by them.
 struct ExecOptions {
@@ -72,6 +72,7 @@ struct ExecOptions {
   int32_t num_heads = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
+  int32_t hidden_size = 0;
   int32_t vocab_size = 0;
   int32_t max_out_features = 0;  // of any linear weight but the last
   int32_t max_num_batched_tokens = 0;

@@ -18,7 +18,7 @@ inline constexpr int32_t kAttentionSplit = 512;  // tokens
 struct AttentionPlanLimits {
   int32_t item_rows = 0;         // that one item aims at
   int32_t small_rows = 0;        // items of at most so many rows are small, and come first
-  int32_t target_items = 0;      // that run at once: long items are cut along their keys to fill as many; 0: never
+  int32_t target_items = 0;      // long items are cut along their keys until there are so many of a kind; 0: never
   int32_t max_partial_rows = 0;  // room for the results of cut items
 };
 
@@ -28,6 +28,8 @@ class AttentionPlanner {
   AttentionPlanner(const AttentionPlanLimits& limits, int32_t num_heads, int32_t num_kv_heads, int32_t max_sequences,
                    int32_t max_tokens);
 
+  // Query tokens of one item.
+  static int32_t item_tokens(const AttentionPlanLimits& limits, int32_t num_heads, int32_t num_kv_heads);
   // The most items, and the most merges, that such batches come to.
   static int64_t max_items(const AttentionPlanLimits& limits, int32_t num_heads, int32_t num_kv_heads,
                            int32_t max_sequences, int32_t max_tokens);
@@ -40,12 +42,14 @@ class AttentionPlanner {
   AttentionWork finish();
 
  private:
-  void cut(const AttentionItem& item, int32_t max_splits);
+  bool is_small(const AttentionItem& item) const;
+  void cut(const AttentionItem& item, int64_t max_splits);
 
   AttentionPlanLimits limits_;
   int32_t heads_per_kv_head_;
   int32_t num_kv_heads_;
   int32_t item_tokens_;  // query tokens of one item
+  size_t max_items_;
   std::vector<AttentionItem> whole_;
   std::vector<AttentionItem> items_;
   std::vector<AttentionMerge> merges_;

@@ -3,7 +3,6 @@
 #include "sample/sampler.h"
 
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
 #include <limits>
 
@@ -121,8 +120,7 @@ class RowSampler {
   }
 
   TokenId draw(float max) {
-    // FLT_MIN: scaled by it, -inf stays -inf even where 1 / temperature underflows.
-    const float scale = std::max(static_cast<float>(1.0 / params_.temperature), FLT_MIN);
+    const float scale = params_.logit_scale();
     const double number = uniform(row_.seed, row_.sample_index, row_.position);
     const int32_t top_k = params_.top_k > 0 && params_.top_k < size_ ? params_.top_k : 0;
     if (top_k == 0 && params_.top_p >= 1) return draw_uncut(max, scale, number);

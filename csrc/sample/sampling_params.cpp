@@ -1,6 +1,8 @@
 // Checks of SamplingParams.
 #include "sample/sampling_params.h"
 
+#include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstdio>
 
@@ -21,6 +23,11 @@ std::string to_text(double value) {
 }
 
 }  // namespace
+
+float SamplingParams::logit_scale() const {
+  // FLT_MIN: scaled by it, -inf stays -inf even where 1 / temperature underflows.
+  return is_greedy() ? 0.0f : std::max(static_cast<float>(1.0 / temperature), FLT_MIN);
+}
 
 void SamplingParams::validate() const {
   require(std::isfinite(temperature) && temperature >= 0, "temperature must be finite and >= 0", to_text(temperature));

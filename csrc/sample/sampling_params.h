@@ -25,6 +25,7 @@ struct SamplingParams {
   static constexpr double kGreedyTemperature = 1e-5;
 
   bool is_greedy() const { return temperature < kGreedyTemperature || top_k == 1; }
+  float logit_scale() const;  // 1 / temperature, never 0 though it may underflow; 0: greedy
   void validate() const;  // throws InvalidRequestError that says what must hold and what was given
   bool operator==(const SamplingParams&) const = default;
 };

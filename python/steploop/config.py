@@ -53,7 +53,7 @@ class EngineConfig:
     what `gpu_memory_utilization` leaves."""
     gpu_memory_utilization: float = 0.9
     """On CUDA, the share of the device's memory, in (0, 1], that weights, activations, KV cache and whatever else is on
-    the device may take together."""
+    the device may take together. A size given for the KV cache goes before it."""
     num_kv_blocks: int | None = None
     """Size of the KV cache in blocks; instead of `kv_cache_memory_bytes`."""
     num_threads: int | None = None
@@ -125,6 +125,8 @@ class KvCacheMemory:
     """What that is, in words."""
     total_bytes: int
     """No cache can be larger."""
+    advice: str = ""
+    """How the default could be more, to be followed by other advice."""
 
 
 def size_kv_cache(config: EngineConfig, spec: ModelSpec, *, bytes_per_token: int, memory: KvCacheMemory) -> KvCacheSize:
@@ -162,7 +164,7 @@ def size_kv_cache(config: EngineConfig, spec: ModelSpec, *, bytes_per_token: int
     num_blocks = min(num_blocks, _INT32_MAX)
     if num_blocks < blocks_per_sequence:
         fits = num_blocks * config.block_size
-        advice = f"lower max_model_len to at most {fits}, or " if fits else ""
+        advice = (f"lower max_model_len to at most {fits}, or " if fits else "") + memory.advice
         needed, given = blocks_per_sequence * block_size_bytes, num_blocks * block_size_bytes
         raise InvalidArgumentError(
             f"the KV cache must hold one sequence of max_model_len={max_model_len} tokens: that takes "
@@ -177,8 +179,8 @@ def _check_memory(name: str, source: str, asked_bytes: int, total_bytes: int, un
     if asked_bytes > total_bytes:
         short = format_bytes(asked_bytes - total_bytes)
         raise InvalidArgumentError(
-            f"{source} asks for a KV cache of {format_bytes(asked_bytes)}, but beside the weights there are only "
-            f"{format_bytes(total_bytes)} of memory, {short} too little; lower {name} to at most "
+            f"{source} asks for a KV cache of {format_bytes(asked_bytes)}, but beside what else the engine needs there "
+            f"are only {format_bytes(total_bytes)} of memory, {short} too little; lower {name} to at most "
             f"{total_bytes // unit_bytes}"
         )
 

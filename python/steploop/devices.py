@@ -40,7 +40,9 @@ def kv_cache_memory(config: EngineConfig, spec: ModelSpec, dtype: str, kv_cache_
     """What there will be once the weights are loaded, which need not be yet.
 
     Raises:
-        UnsupportedDeviceError: no such device here.
+        UnsupportedDeviceError: no such device here, or one that cannot run this model.
+        UnsupportedModelError: a shape that the device's kernels cannot take.
+        InvalidArgumentError: too little memory even without a KV cache.
     """
     weight_bytes = spec.num_parameters() * DTYPES[dtype]
     if config.device != "cuda":
@@ -63,6 +65,12 @@ def kv_cache_memory(config: EngineConfig, spec: ModelSpec, dtype: str, kv_cache_
         batch_invariant=config.batch_invariant,
     )
     needed = weight_bytes + activation_bytes
+    if needed > free:
+        raise InvalidArgumentError(
+            f"the device has {format_bytes(free)} of {format_bytes(total)} free, but weights take "
+            f"{format_bytes(weight_bytes)} and activations {format_bytes(activation_bytes)}; take a smaller model, or "
+            "lower max_num_batched_tokens or max_num_seqs"
+        )
     left = max(0, int(total * config.gpu_memory_utilization) - (total - free) - needed)
     return KvCacheMemory(
         default_bytes=left,
@@ -71,5 +79,6 @@ def kv_cache_memory(config: EngineConfig, spec: ModelSpec, dtype: str, kv_cache_
             f"{format_bytes(total - free)} of them in use, less {format_bytes(weight_bytes)} of weights and "
             f"{format_bytes(activation_bytes)} of activations,"
         ),
-        total_bytes=max(0, free - needed),
+        total_bytes=free - needed,
+        advice="raise gpu_memory_utilization, or ",
     )

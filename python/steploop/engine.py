@@ -21,6 +21,7 @@ from steploop.errors import (
     InvalidArgumentError,
     InvalidRequestError,
     RequestTooLongError,
+    UnsupportedDeviceError,
 )
 from steploop.interrupts import deferred_interrupts
 from steploop.outputs import RequestOutput
@@ -66,6 +67,7 @@ class LLMEngine:
         spec = checkpoint.spec
         # Before the weights are read, so that a setting that cannot be is refused at once.
         check_device(self.config.device, dtype, kv_cache_dtype)
+        matmul = 0 if self.config.batch_invariant else _torch_matmul()
         size = size_kv_cache(
             self.config,
             spec,
@@ -91,7 +93,7 @@ class LLMEngine:
             seed=self.config.seed,
             scheduling_policy=self.config.scheduling_policy,
             eos_token_ids=self._eos_token_ids(checkpoint.generation.eos_token_ids),
-            matmul=0 if self.config.batch_invariant else _torch_matmul(),
+            matmul=matmul,
         )
         self._torch_stream = _torch_stream(self._native) if not self.config.batch_invariant else nullcontext
         self._lock = threading.Lock()  # guards _requests
@@ -203,7 +205,10 @@ class LLMEngine:
             return set(self._requests)
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the queue, the KV cache and the last step, and microseconds spent in each phase of a step."""
+        """Counters of the queue, the KV cache and the last step, and microseconds spent in each phase of a step.
+
+        On CUDA the forward pass is only enqueued in `forward_us`; `sample_us` has the wait for all of it.
+        """
         stats: dict[str, Any] = self._native.stats()
         return stats
 
@@ -294,11 +299,20 @@ class LLMEngine:
 
 
 def _torch_matmul() -> int:
-    """The address of a matmul in torch's library: cuBLAS, on CUDA."""
+    """The address of torch's matmul: cuBLAS, on CUDA.
+
+    Raises:
+        UnsupportedDeviceError: torch has no CUDA here.
+    """
     import torch
 
     import steploop.ops  # noqa: F401  (loads the operators)
 
+    if not torch.cuda.is_available():
+        raise UnsupportedDeviceError(
+            f"batch_invariant=False needs a torch that runs on CUDA, torch {torch.__version__} does not here; leave "
+            "batch_invariant as it is, or install another torch"
+        )
     return int(torch.ops.steploop_cuda.matmul_address())
 
 
@@ -306,9 +320,9 @@ def _torch_stream(native: _C.Engine) -> Callable[[], AbstractContextManager[Any]
     """Within it, torch enqueues on the stream on which the engine's steps run."""
     import torch
 
-    if not torch.cuda.is_available():  # an emulated device
+    if not torch.cuda.is_available():  # tests put another matmul in torch's place
         return nullcontext
-    stream = torch.cuda.ExternalStream(native.cuda_stream())
+    stream = torch.cuda.ExternalStream(native.cuda_stream(), device=0)
     return lambda: torch.cuda.stream(stream)
 
 

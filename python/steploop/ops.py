@@ -43,7 +43,7 @@ not checked: that would wait for the device. Half means bfloat16 or float16; siz
   max_partial_rows=0)` -> [tokens, heads, head_dim] of q's dtype, with `cu_seqlens_q` and `seq_lens` on the CPU. The
   last three say how work is cut up, and change no bit of the result
 - `transfer_blocks(src, dst, pairs int32 [n, 2])`: block pairs[i][1] of dst = block pairs[i][0] of src; one of them may
-  be in pinned memory of the host
+  be in pinned memory of the host, which the caller then keeps as it is until the stream has come that far
 - `sample(logits float32 [rows, vocab], temperature float64, top_k int32, top_p float64, seed int64,
   sample_index int32, position int64, want_logprob=False, masked_tokens=None)` -> tokens int32, logprobs float32,
   failed int32, each [rows]. The six in the middle are on the CPU, one value a row; `masked_tokens` int32 [rows, n] too:

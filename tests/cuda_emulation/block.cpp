@@ -14,7 +14,7 @@ constinit thread_local Thread* current_thread __attribute__((tls_model("initial-
 
 namespace {
 
-constinit thread_local BlockRunner* runner = nullptr;
+constinit thread_local BlockRunner* runner __attribute__((tls_model("initial-exec"))) = nullptr;
 
 }  // namespace
 
@@ -317,97 +317,6 @@ void BlockRunner::sync_warp(unsigned mask) {
   sanitizer_release(tag);
   meet(WarpOperation::kSyncWarp, mask);
   sanitizer_acquire(tag);
-}
-
-// ---- Called from device code -----------------------------------------------------------------------------------------
-
-void sync_block() { runner->sync_block(); }
-void sync_warp(unsigned mask) { runner->sync_warp(mask); }
-
-uint64_t shuffle(WarpOperation operation, unsigned mask, uint64_t value, unsigned source_lane, unsigned value_size) {
-  FiberThread& self = runner->current();
-  self.warp->value[self.lane] = value;
-  self.warp->source_lane[self.lane] = source_lane;
-  runner->meet(operation, mask, value_size);
-  return self.warp->result[self.lane];
-}
-
-unsigned vote(WarpOperation operation, unsigned mask, bool predicate) {
-  FiberThread& self = runner->current();
-  self.warp->value[self.lane] = predicate;
-  runner->meet(operation, mask);
-  return static_cast<unsigned>(self.warp->result[self.lane]);
-}
-
-const void* const* exchange_rows(WarpOperation operation, const void* row) {
-  FiberThread& self = runner->current();
-  self.warp->value[self.lane] = reinterpret_cast<uintptr_t>(row);
-  const uintptr_t offset = reinterpret_cast<uintptr_t>(row) - reinterpret_cast<uintptr_t>(self.shared_memory);
-  if (reinterpret_cast<uintptr_t>(row) % 16 != 0) {
-    fatal("%s: row address %p is not a multiple of 16", operation_name(operation), row);
-  }
-  if (offset + 16 > runner->launch().shared_bytes) {
-    fatal("%s: row at byte %td of the block's %zu bytes of shared memory", operation_name(operation),
-          static_cast<std::ptrdiff_t>(offset), runner->launch().shared_bytes);
-  }
-  runner->meet(operation, 0xffffffffu);
-  return self.warp->rows;
-}
-
-void multiply(WarpOperation operation, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  FiberThread& self = runner->current();
-  MmaFragments& fragments = self.warp->fragments;
-  for (int i = 0; i < 4; ++i) fragments.a[i][self.lane] = a[i];
-  fragments.b[0][self.lane] = b0;
-  fragments.b[1][self.lane] = b1;
-  for (int i = 0; i < 4; ++i) fragments.d[i][self.lane] = d[i];
-  runner->meet(operation, 0xffffffffu);
-  for (int i = 0; i < 4; ++i) d[i] = fragments.d[i][self.lane];
-}
-
-bool begin_copy(const PendingCopy& copy) {
-  FiberThread& self = runner->current();
-  const uintptr_t shared = reinterpret_cast<uintptr_t>(copy.shared);
-  const uintptr_t offset = shared - reinterpret_cast<uintptr_t>(self.shared_memory);
-  if (shared % 16 != 0) fatal("cp.async: destination %p is not a multiple of 16", copy.shared);
-  if (offset + 16 > runner->launch().shared_bytes) {
-    fatal("cp.async: destination at byte %td of the block's %zu bytes of shared memory",
-          static_cast<std::ptrdiff_t>(offset), runner->launch().shared_bytes);
-  }
-  if (copy.valid && reinterpret_cast<uintptr_t>(copy.global) % 16 != 0) {
-    fatal("cp.async: source %p is not a multiple of 16", copy.global);
-  }
-  if (runner->launch().settings.eager_copies) return true;
-  SanitizerIgnore ignore;
-  self.copies.copies.push_back(copy);
-  return false;
-}
-
-void close_copy_group() {
-  SanitizerIgnore ignore;
-  CopyQueue& queue = runner->current().copies;
-  queue.group_ends.push_back(queue.copies.size());
-}
-
-bool take_copy(int num_pending, PendingCopy& copy) {
-  CopyQueue& queue = runner->current().copies;
-  const size_t num_groups = queue.group_ends.size();
-  if (num_groups - queue.first_group > static_cast<size_t>(num_pending)) {
-    const size_t end = queue.group_ends[num_groups - 1 - static_cast<size_t>(num_pending)];
-    if (queue.begin < end) {
-      copy = queue.copies[queue.begin++];
-      return true;
-    }
-    queue.first_group = num_groups - static_cast<size_t>(num_pending);
-  }
-  if (queue.begin > 4096) {  // what has been copied goes now and then
-    for (size_t i = queue.first_group; i < num_groups; ++i) queue.group_ends[i] -= queue.begin;
-    queue.group_ends.erase(queue.group_ends.begin(),
-                           queue.group_ends.begin() + static_cast<std::ptrdiff_t>(queue.first_group));
-    queue.copies.erase(queue.copies.begin(), queue.copies.begin() + static_cast<std::ptrdiff_t>(queue.begin));
-    queue.begin = queue.first_group = 0;
-  }
-  return false;
 }
 
 }  // namespace cuda_emulation

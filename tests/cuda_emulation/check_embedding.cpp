@@ -42,7 +42,9 @@ void check_embedding(Check& check) {
 
   check.success("no tokens", embedding({nullptr, nullptr, 0, 64}, nullptr, DType::kBFloat16, nullptr));
   for (const DType dtype : {DType::kBFloat16, DType::kFloat32})
-    check.fails("hidden_size 12", embedding({nullptr, nullptr, 1, 12}, nullptr, dtype, nullptr), cudaErrorInvalidValue);
+    for (const int32_t hidden_size : {12, -8})
+      check.fails("hidden_size " + std::to_string(hidden_size),
+                  embedding({nullptr, nullptr, 1, hidden_size}, nullptr, dtype, nullptr), cudaErrorInvalidValue);
   check.fails("-1 tokens", embedding({nullptr, nullptr, -1, 64}, nullptr, DType::kBFloat16, nullptr),
               cudaErrorInvalidValue);
 }

@@ -32,6 +32,7 @@ void check_gather_rows(Check& check) {
 
   check.success("no rows", gather_rows(nullptr, nullptr, nullptr, 0, 64, nullptr));
   check.success("no columns", gather_rows(nullptr, nullptr, nullptr, 3, 0, nullptr));
+  check.fails("size -4", gather_rows(nullptr, nullptr, nullptr, 1, -4, nullptr), cudaErrorInvalidValue);
   check.fails("size 6", gather_rows(nullptr, nullptr, nullptr, 1, 6, nullptr), cudaErrorInvalidValue);
   check.fails("-1 rows", gather_rows(nullptr, nullptr, nullptr, -1, 64, nullptr), cudaErrorInvalidValue);
 }

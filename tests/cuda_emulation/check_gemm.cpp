@@ -10,7 +10,8 @@ namespace {
 using namespace steploop;
 using namespace steploop::cuda;
 
-constexpr GemmTile kTiles[] = {GemmTile::k16x32, GemmTile::k16x64, GemmTile::k64x64, GemmTile::k128x128};
+constexpr GemmTile kTiles[] = {GemmTile::k16x16, GemmTile::k16x32, GemmTile::k16x64,
+                               GemmTile::k64x32, GemmTile::k64x64, GemmTile::k128x128};
 
 struct Case {
   int32_t num_rows, out_features, in_features;
@@ -147,9 +148,11 @@ void check_choice(Check& check) {
     check.ok("tile chosen for " + std::to_string(num_rows) + " x " + std::to_string(out_features),
              choose_gemm_tile(num_rows, out_features) == tile);
   };
+  expect_tile(1, 896, GemmTile::k16x16);
   expect_tile(1, 4096, GemmTile::k16x32);
   expect_tile(16, 28672, GemmTile::k16x64);
   expect_tile(17, 28672, GemmTile::k64x64);
+  expect_tile(17, 4096, GemmTile::k64x32);
   expect_tile(256, 4096, GemmTile::k64x64);
   expect_tile(65, 28672, GemmTile::k128x128);
   expect_tile(512, 4096, GemmTile::k128x128);

@@ -17,13 +17,26 @@ struct Case {
   bool with_bias;
   int32_t padding;  // of a row of out
   DType out_dtype = DType::kBFloat16;
+  // Elements by which arrays start late, so that they are not aligned.
+  size_t product_shift = 0, bias_shift = 0, out_shift = 0;
+};
+
+// All but the first few.
+template <class T>
+struct Shifted {
+  Exact<T> all;
+  size_t shift = 0;
+
+  T* data() { return all.data() + shift; }
+  T& operator[](size_t i) { return data()[i]; }
+  const T& operator[](size_t i) const { return all[shift + i]; }
 };
 
 struct Problem {
   std::string name;
   LinearEpilogueParams params;
-  Exact<uint16_t> product;
-  Exact<float> bias;
+  Shifted<uint16_t> product;
+  Shifted<float> bias;
 
   double sum(int64_t row, int64_t column) const {
     return from_half(params.dtype, product[row * params.out_features + column]) +
@@ -36,8 +49,9 @@ Problem make_problem(Check& check, const Case& c) {
   problem.name = std::to_string(c.num_rows) + " x " + std::to_string(c.out_features) + ", epilogue " +
                  std::to_string(static_cast<int>(c.epilogue)) + ", " + (c.dtype == DType::kBFloat16 ? "bf16" : "fp16") +
                  (c.with_bias ? ", bias: " : ": ");
-  problem.product = check.halves(c.dtype, static_cast<size_t>(c.num_rows) * c.out_features, -4, 4);
-  if (c.with_bias) problem.bias = check.floats(c.out_features);
+  const size_t product_size = static_cast<size_t>(c.num_rows) * c.out_features;
+  problem.product = {check.halves(c.dtype, c.product_shift + product_size, -4, 4), c.product_shift};
+  if (c.with_bias) problem.bias = {check.floats(c.bias_shift + c.out_features), c.bias_shift};
   LinearEpilogueParams& p = problem.params;
   p.product = problem.product.data();
   p.bias = c.with_bias ? problem.bias.data() : nullptr;
@@ -52,12 +66,12 @@ Problem make_problem(Check& check, const Case& c) {
 
 // Takes the padding off rows of out, having seen that it is untouched.
 template <class T>
-Exact<T> without_padding(Check& check, const Problem& problem, const Exact<T>& out, int64_t num_columns) {
+Exact<T> without_padding(Check& check, const Problem& problem, const T* out, int64_t num_columns) {
   const LinearEpilogueParams& p = problem.params;
   Exact<T> columns(p.num_rows * num_columns);
   const Exact<unsigned char> untouched((p.out_stride - num_columns) * sizeof(T));
   for (int64_t row = 0; row < p.num_rows; ++row) {
-    const T* from = out.data() + row * p.out_stride;
+    const T* from = out + row * p.out_stride;
     std::copy(from, from + num_columns, columns.begin() + row * num_columns);
     check.equal_bits(problem.name + "padding", from + num_columns, untouched.data(), untouched.bytes());
   }
@@ -67,7 +81,7 @@ Exact<T> without_padding(Check& check, const Problem& problem, const Exact<T>& o
 void check_sum(Check& check, const Case& c) {
   Problem problem = make_problem(check, c);
   LinearEpilogueParams& p = problem.params;
-  Exact<float> out(p.num_rows * p.out_stride);
+  Shifted<float> out{Exact<float>(c.out_shift + p.num_rows * p.out_stride), c.out_shift};
   std::vector<double> want;
   for (int64_t row = 0; row < p.num_rows; ++row) {
     for (int64_t column = 0; column < p.out_features; ++column) {
@@ -78,7 +92,7 @@ void check_sum(Check& check, const Case& c) {
   }
   p.out = out.data();
   check.success(problem.name + "launch", linear_epilogue(p, nullptr));
-  check.close(problem.name + "out", without_padding(check, problem, out, p.out_features), want, 1e-6);
+  check.close(problem.name + "out", without_padding<float>(check, problem, out.data(), p.out_features), want, 1e-6);
 }
 
 double silu(double x) { return x / (1 + std::exp(-x)); }
@@ -97,7 +111,7 @@ void check_gate_up(Check& check, const Case& c) {
       want.push_back(silu(problem.sum(row, gate)) * problem.sum(row, gate + kGateUpGroup));
     }
   }
-  const Exact<uint16_t> columns = without_padding(check, problem, out, num_columns);
+  const Exact<uint16_t> columns = without_padding<uint16_t>(check, problem, out.data(), num_columns);
   check.close(problem.name + "out", p.out_dtype, columns.data(), want, 4e-3);
 }
 
@@ -145,7 +159,10 @@ void check_linear_epilogue(Check& check) {
   check_sum(check, {2, 300, bf16, Epilogue::kAdd, true, 0});
   check_sum(check, {3, 300, fp16, Epilogue::kAdd, false, 1});  // rows of out not aligned
   check_sum(check, {3, 37, bf16, Epilogue::kAdd, true, 0});    // rows of the product not aligned
-  check_sum(check, {2, 37, fp16, Epilogue::kStore, false, 2});
+  check_sum(check, {2, 37, fp16, Epilogue::kStore, false, 3});
+  check_sum(check, {2, 12, fp16, Epilogue::kAdd, true, 0, bf16, 1, 0, 0});  // none of these is aligned
+  check_sum(check, {2, 12, bf16, Epilogue::kAdd, true, 0, bf16, 0, 1, 0});
+  check_sum(check, {2, 12, bf16, Epilogue::kStore, true, 0, bf16, 0, 0, 1});
   check_gate_up(check, {3, 48, bf16, Epilogue::kSiluMul, true, 8});
   check_gate_up(check, {2, 2064, fp16, Epilogue::kSiluMul, false, 0, fp16});
   check_bad_arguments(check);

@@ -162,12 +162,37 @@ void check_shape(Check& check, const Shape& shape) {
   check_token_alone(check, name + ": a token alone", call, 2);
 }
 
-int with_shape(int32_t num_tokens, DType dtype, int32_t head_dim, int32_t block_size) {
+// Keys and values beyond float16's range become its largest numbers.
+void check_large_values(Check& check) {
+  Call call = make_call(check, {DType::kFloat16, 1, 1, 64, 8, false, false, 0}, 1);
+  std::fill_n(call.cos.data(), call.cos.size(), 1.0f);
+  std::fill_n(call.sin.data(), call.sin.size(), 0.0f);
+  for (const size_t head : {1, 2}) {
+    float* const row = call.qkv.data() + head * 64;
+    row[0] = row[63] = 1e6f;
+    row[1] = row[62] = -1e6f;
+    row[2] = std::nanf("");
+    row[3] = 65504;
+  }
+  check.success("large values", call.run());
+  for (const int32_t is_value : {0, 1}) {
+    const auto got = [&](size_t i) {
+      return from_half(DType::kFloat16, call.cache[call.cache_row(0, 0, is_value) + i]);
+    };
+    const std::string name = is_value ? "a large value" : "a large key";
+    check.ok(name, got(0) == 65504 && got(63) == 65504 && got(3) == 65504);
+    check.ok(name + ", negative", got(1) == -65504 && got(62) == -65504);
+    check.ok(name + ", NaN", std::isnan(got(2)));
+  }
+}
+
+int with_shape(int32_t num_tokens, DType dtype, int32_t head_dim, int32_t block_size, int32_t num_heads = 4,
+               int32_t num_kv_heads = 2) {
   RopeKvWriteParams params;
   params.num_tokens = num_tokens;
-  params.num_heads = 4;
+  params.num_heads = num_heads;
   params.kv.dtype = dtype;
-  params.kv.num_kv_heads = 2;
+  params.kv.num_kv_heads = num_kv_heads;
   params.kv.head_dim = head_dim;
   params.kv.block_size = block_size;
   return rope_kv_write(params, nullptr);
@@ -186,6 +211,7 @@ void check_rope_kv_write(Check& check) {
   check_shape(check, {fp16, 5, 2, 256, 16, true, true, 0});  // two blocks a token
   check_shape(check, {bf16, 3, 1, 80, 12, true, true, 0});   // no powers of two
   check_shape(check, {fp16, 1, 1, 16, 8, true, true, 0});
+  check_large_values(check);
 
   check.success("no tokens", with_shape(0, bf16, 64, 16));
   check.fails("-1 tokens", with_shape(-1, bf16, 64, 16), cudaErrorInvalidValue);
@@ -193,5 +219,7 @@ void check_rope_kv_write(Check& check) {
   check.fails("head_dim 72", with_shape(1, bf16, 72, 16), cudaErrorInvalidValue);
   check.fails("head_dim 272", with_shape(1, bf16, 272, 16), cudaErrorInvalidValue);
   check.fails("head_dim 0", with_shape(1, bf16, 0, 16), cudaErrorInvalidValue);
+  check.fails("-4 heads", with_shape(0, bf16, 64, 16, -4), cudaErrorInvalidValue);
+  check.fails("-2 kv heads", with_shape(0, bf16, 64, 16, 4, -2), cudaErrorInvalidValue);
   check.fails("block_size 0", with_shape(1, bf16, 64, 0), cudaErrorInvalidValue);
 }

@@ -64,6 +64,7 @@ void check_silu_mul(Check& check) {
 
   check.success("no rows", with_shape(0, 64, 0));
   check.success("no columns", with_shape(3, 0, 0));
+  check.fails("size -8", with_shape(1, -8, 0), cudaErrorInvalidValue);
   check.fails("size 12", with_shape(1, 12, 0), cudaErrorInvalidValue);
   check.fails("group 4", with_shape(1, 64, 4), cudaErrorInvalidValue);
   check.fails("group 48 of 64", with_shape(1, 64, 48), cudaErrorInvalidValue);

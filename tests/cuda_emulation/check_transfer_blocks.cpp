@@ -78,9 +78,12 @@ void check_transfer_blocks(Check& check) {
   check.success("no pairs", transfer_blocks({nullptr, nullptr, nullptr, 64, 2, 0}, nullptr));
   check.success("no layers", transfer_blocks({nullptr, nullptr, nullptr, 64, 0, 2}, nullptr));
   check.success("no bytes", transfer_blocks({nullptr, nullptr, nullptr, 0, 2, 2}, nullptr));
+  check.fails("-16 bytes", transfer_blocks({nullptr, nullptr, nullptr, -16, 1, 1}, nullptr), cudaErrorInvalidValue);
   check.fails("24 bytes", transfer_blocks({nullptr, nullptr, nullptr, 24, 1, 1}, nullptr), cudaErrorInvalidValue);
   check.fails("2 GiB", transfer_blocks({nullptr, nullptr, nullptr, int64_t{1} << 31, 1, 1}, nullptr),
               cudaErrorInvalidValue);
   check.fails("-1 pairs", transfer_blocks({nullptr, nullptr, nullptr, 64, 1, -1}, nullptr), cudaErrorInvalidValue);
+  check.fails("65536 layers", transfer_blocks({nullptr, nullptr, nullptr, 64, 65536, 1}, nullptr),
+              cudaErrorInvalidValue);
   check.fails("-1 layers", transfer_blocks({nullptr, nullptr, nullptr, 64, -1, 1}, nullptr), cudaErrorInvalidValue);
 }

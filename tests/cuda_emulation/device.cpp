@@ -1,6 +1,7 @@
 // The emulated device's properties, the last error and injected faults.
 #include "device.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <mutex>
 #include <string>

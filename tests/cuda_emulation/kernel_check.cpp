@@ -17,11 +17,12 @@ extern "C" const char* __tsan_default_options();
 extern "C" __attribute__((no_sanitize_thread)) const char* __tsan_default_options() { return "halt_on_error=1"; }
 
 // A program may be built with some of the checks only.
-#define KERNEL_CHECKS(CHECK)                                                                     \
-  CHECK(emulation)                                                                               \
-  CHECK(embedding)                                                                               \
-  CHECK(rms_norm) CHECK(rope_kv_write) CHECK(silu_mul) CHECK(gather_rows) CHECK(transfer_blocks) \
-      CHECK(linear_epilogue) CHECK(gemm) CHECK(attention) CHECK(sample)
+// clang-format off
+#define KERNEL_CHECKS(CHECK)                                                                      \
+  CHECK(emulation) CHECK(embedding) CHECK(rms_norm) CHECK(rope_kv_write) CHECK(silu_mul)          \
+  CHECK(gather_rows) CHECK(transfer_blocks) CHECK(linear_epilogue) CHECK(gemm) CHECK(attention)   \
+  CHECK(sample)
+// clang-format on
 #define WEAK(name) __attribute__((weak)) void check_##name(Check& check);
 KERNEL_CHECKS(WEAK)
 #undef WEAK

@@ -23,8 +23,7 @@ const CpuKernels& select_cpu_kernels(const char* isa) {
 const CpuKernels& select_cpu_kernels() { return select_cpu_kernels(std::getenv("STEPLOOP_CPU_ISA")); }
 
 int32_t AttentionScratch::rows_for(int32_t num_heads, int32_t num_kv_heads) {
-  const int32_t heads = num_heads / num_kv_heads;
-  return std::max(1, kCpuAttentionPlan.item_rows / heads) * heads;
+  return AttentionPlanner::item_tokens(kCpuAttentionPlan, num_heads, num_kv_heads) * (num_heads / num_kv_heads);
 }
 
 AttentionScratch::AttentionScratch(int32_t rows, int32_t head_dim) {

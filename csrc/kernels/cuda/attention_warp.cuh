@@ -112,6 +112,7 @@ class AttentionWarp {
       load_tile<false, true>(position, 0);
       find_groups(next);
     }
+    __syncwarp();  // lanes parted above, and the products need them all
     float s[kKeys][4] = {};
     if (active) scores(keys, s);
     if constexpr (Shape::kStages == 1) {

@@ -5,12 +5,13 @@ namespace steploop::cuda {
 namespace {
 
 // Few rows: limited by how fast weights arrive. An H200 takes about 4.8 TB/s at a latency of about 800 ns, so nearly
-// 4 MB have to be under way, 29 KB per SM: stages are many (40 KB of weights wait in a 16 x 32 block, 48 KB in the
-// others). Many rows: warps of 64 x 64, since smaller ones would read shared memory faster than it can be read.
+// 4 MB have to be under way, 29 KB per SM: stages are many (28 to 48 KB of weights wait in a block of few rows). Many rows: warps of 64 x 64, since smaller ones would read shared memory faster than it can be read.
 // Shared memory stays under the 99 KB of the smaller cards.
 //                                rows, columns, k, stages, a warp's rows, columns, blocks per SM that registers allow
+using Shape16x16 = GemmShape<16, 16, 128, 8, 16, 16, 3>;
 using Shape16x32 = GemmShape<16, 32, 128, 6, 16, 16, 3>;
 using Shape16x64 = GemmShape<16, 64, 128, 4, 16, 16, 2>;
+using Shape64x32 = GemmShape<64, 32, 64, 8, 32, 16, 2>;
 using Shape64x64 = GemmShape<64, 64, 64, 6, 32, 32, 2>;
 using Shape128x128 = GemmShape<128, 128, 32, 5, 64, 64, 2>;
 
@@ -44,11 +45,13 @@ GemmTile choose_gemm_tile(int32_t num_rows, int32_t out_features) {
   // A larger tile reads its operands fewer times, but has to come in enough blocks to keep all SMs busy: 108 on an
   // A100, 132 on an H200. (Two 64-row tiles read the weights of up to 128 rows once from memory and once from L2.)
   constexpr int64_t kEnoughBlocks = 128;
+  const auto enough = [&]<class Shape>() { return num_tiles<Shape>(num_rows, out_features) >= kEnoughBlocks; };
   if (num_rows <= 16) {
-    return num_tiles<Shape16x64>(num_rows, out_features) >= kEnoughBlocks ? GemmTile::k16x64 : GemmTile::k16x32;
+    if (enough.operator()<Shape16x64>()) return GemmTile::k16x64;
+    return enough.operator()<Shape16x32>() ? GemmTile::k16x32 : GemmTile::k16x16;
   }
-  if (num_rows <= 64) return GemmTile::k64x64;
-  return num_tiles<Shape128x128>(num_rows, out_features) >= kEnoughBlocks ? GemmTile::k128x128 : GemmTile::k64x64;
+  if (num_rows > 64 && enough.operator()<Shape128x128>()) return GemmTile::k128x128;
+  return enough.operator()<Shape64x64>() ? GemmTile::k64x64 : GemmTile::k64x32;
 }
 
 int gemm(const GemmParams& params, CudaStream stream) {
@@ -59,8 +62,10 @@ int gemm_with_tile(const GemmParams& params, GemmTile tile, CudaStream stream) {
   if (!is_valid(params)) return cudaErrorInvalidValue;
   if (params.num_rows == 0 || params.out_features == 0) return cudaSuccess;
   switch (tile) {
+    case GemmTile::k16x16: return launch_gemm<Shape16x16>(params, stream);
     case GemmTile::k16x32: return launch_gemm<Shape16x32>(params, stream);
     case GemmTile::k16x64: return launch_gemm<Shape16x64>(params, stream);
+    case GemmTile::k64x32: return launch_gemm<Shape64x32>(params, stream);
     case GemmTile::k64x64: return launch_gemm<Shape64x64>(params, stream);
     case GemmTile::k128x128: return launch_gemm<Shape128x128>(params, stream);
   }

@@ -36,7 +36,7 @@ struct GemmParams {
 };
 
 // What one block of the GEMM computes: rows x columns of out. All give the same bits.
-enum class GemmTile : uint8_t { k16x32, k16x64, k64x64, k128x128 };
+enum class GemmTile : uint8_t { k16x16, k16x32, k16x64, k64x32, k64x64, k128x128 };
 
 // Limits of one attention item: a warp's tile of the decode kernel, a block's of the prompt kernel.
 inline constexpr int32_t kAttentionSmallRows = 16;
@@ -84,6 +84,8 @@ struct SampleRowParams {
 };
 
 inline constexpr int32_t kMaxMaskedTokens = 64;
+inline constexpr int32_t kMaxSampleVocab = 1 << 19;  // sums of weights fit 64 bits
+inline constexpr int32_t kMaxNormSize = 16384;  // a block keeps a row in registers
 
 struct SampledToken {
   TokenId token = -1;
@@ -99,7 +101,7 @@ struct SampleBatchParams {
   SampledToken* out = nullptr;  // [num_rows]
   int32_t num_rows = 0;
   int32_t num_sampled = 0;
-  int32_t vocab_size = 0;  // at most 2^19
+  int32_t vocab_size = 0;  // at most kMaxSampleVocab
 };
 
 // cudaErrorNoKernelImageForDevice if this build has no code for the device.

@@ -21,6 +21,10 @@ __device__ __forceinline__ T* shared_memory() {
 #endif
 }
 
+// Lets a kernel have more than 48 KB, which has to be asked for; once, since asking takes time. A kernel is always
+// launched with the same size.
+int allow_shared_memory(const void* kernel, size_t shared_bytes);
+
 // Launches kernel(args...) on the stream; an empty grid is nothing to do. Returns a cudaError_t.
 template <class... Params, class... Args>
 int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, CudaStream stream,
@@ -29,10 +33,8 @@ int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes
 #ifdef STEPLOOP_CUDA_EMULATION
   return cuda_emulation::launch(grid, block, shared_bytes, stream, [&] { kernel(static_cast<Params>(args)...); });
 #else
-  if (shared_bytes > 48 * 1024) {  // more has to be asked for
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-    if (error != cudaSuccess) return error;
+  if (shared_bytes > 48 * 1024) {
+    if (const int error = allow_shared_memory(reinterpret_cast<const void*>(kernel), shared_bytes)) return error;
   }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;

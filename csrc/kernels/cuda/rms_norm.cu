@@ -55,14 +55,14 @@ int launch_rms_norm(const RmsNormParams& params, CudaStream stream) {
 
 int rms_norm(const RmsNormParams& params, CudaStream stream) {
   const int32_t multiple = params.out_dtype == DType::kFloat32 ? 4 : 8;
-  if (params.num_rows < 0 || params.size <= 0 || params.size % multiple != 0) return cudaErrorInvalidValue;
+  if (params.num_rows < 0 || params.size <= 0 || params.size > kMaxNormSize || params.size % multiple != 0)
+    return cudaErrorInvalidValue;
   const int32_t threads_needed = static_cast<int32_t>(ceil_div(params.size, 4 * kQuads));
   if (threads_needed <= 64) return launch_rms_norm<64>(params, stream);
   if (threads_needed <= 128) return launch_rms_norm<128>(params, stream);
   if (threads_needed <= 256) return launch_rms_norm<256>(params, stream);
   if (threads_needed <= 512) return launch_rms_norm<512>(params, stream);
-  if (threads_needed <= 1024) return launch_rms_norm<1024>(params, stream);
-  return cudaErrorInvalidValue;
+  return launch_rms_norm<1024>(params, stream);
 }
 
 }  // namespace steploop::cuda

@@ -4,6 +4,8 @@
 // The cache of a layer is [num_blocks, num_kv_heads, 2 (key, value), block_size, head_dim]. A group of 8, 16 or 32 lanes
 // (the least that holds head_dim / 8) takes a head of a token: lane i has quad i of the head's lower half and quad i of
 // its upper half, which are the pairs that rotate together.
+#include <type_traits>
+
 #include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/warp.cuh"
@@ -15,6 +17,12 @@ namespace {
 __device__ __forceinline__ float group_sum(float value, int32_t lanes) {
   for (int32_t distance = lanes / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(kFullWarp, value, distance);
   return value;
+}
+
+// To what float16 holds; NaN stays NaN.
+__device__ __forceinline__ void saturate(Quad& quad) {
+  constexpr float kLargest = 65504;
+  for (float& v : quad.v) v = v > kLargest ? kLargest : v < -kLargest ? -kLargest : v;
 }
 
 // block_shift: log2 of block_size; -1: it is no power of two.
@@ -76,6 +84,11 @@ __global__ void __launch_bounds__(256)
   if (is_query) {
     out = static_cast<uint16_t*>(p.q) + (token * p.num_heads + head) * head_dim;
   } else {
+    if constexpr (std::is_same_v<Element, Fp16>) {
+      // An infinity that one row's weight 0 multiplies would give NaN, and which rows meet it depends on the chunks.
+      saturate(low);
+      saturate(high);
+    }
     const int32_t kv_head = head - p.num_heads - (is_value ? num_kv_heads : 0);
     out = cache_row(p.kv, slot, block_shift, kv_head, is_value);
   }

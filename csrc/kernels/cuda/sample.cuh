@@ -20,6 +20,7 @@ inline constexpr int kBinsPerThread = kBins / kThreads;
 inline constexpr int kIdBits = 19;
 inline constexpr int kMaxVocab = 1 << kIdBits;
 inline constexpr float kUnits = 0x1p44f;  // in the largest weight; a row's sum is at most 2^63
+static_assert(kMaxVocab == kMaxSampleVocab);
 static_assert(kMaxVocab / kChunk <= kBins);
 
 // A rank's digits: 11 + 11 + 10 bits of the logit's key, 11 + 8 of the id (its chunk and its place there).

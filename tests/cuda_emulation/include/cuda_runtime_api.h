@@ -77,6 +77,7 @@ struct cudaDeviceProp {
 };
 
 cudaError_t cudaDriverGetVersion(int* version);
+#define CUDART_VERSION 13000
 cudaError_t cudaRuntimeGetVersion(int* version);
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);

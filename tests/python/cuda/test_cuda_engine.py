@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from steploop import _C, LLMEngine, SamplingParams
 from steploop.errors import (
     EngineDeadError,
     InvalidArgumentError,
+    ModelLoadError,
     SteploopError,
     UnsupportedDeviceError,
     UnsupportedModelError,
@@ -301,22 +305,116 @@ def test_out_of_memory_at_the_start(
     checkpoints: Callable[[str], Path], fresh_process: Callable[[str, dict[str, str]], str]
 ) -> None:
     folder = str(checkpoints("llama"))
-    small = {"STEPLOOP_EMULATED_DEVICE": "memory=22000000"}
     code = f"import steploop; steploop.LLMEngine(model={folder!r}, device='cuda', max_model_len=512{{}})"
-    error = fresh_process(code.format(""), small)
+    error = fresh_process(code.format(", gpu_memory_utilization=0.5"), {"STEPLOOP_EMULATED_DEVICE": "memory=40000000"})
     assert "InvalidArgumentError: the KV cache must hold one sequence of max_model_len=512 tokens" in error
-    assert "gpu_memory_utilization=0.9 of the device's 20.98 MiB" in error
-    error = fresh_process(code.format(", num_kv_blocks=100000"), small)
+    assert "gpu_memory_utilization=0.5 of the device's 38.15 MiB" in error
+    assert "raise gpu_memory_utilization, or set kv_cache_memory_bytes to at least" in error
+    error = fresh_process(code.format(", num_kv_blocks=100000"), {"STEPLOOP_EMULATED_DEVICE": "memory=40000000"})
     assert "InvalidArgumentError: num_kv_blocks=100000 asks for a KV cache of" in error
-    native = (
+    error = fresh_process(code.format(""), {"STEPLOOP_EMULATED_DEVICE": "memory=10000000"})
+    assert "InvalidArgumentError: the device has" in error
+    assert "but weights take" in error
+    assert "lower max_num_batched_tokens or max_num_seqs" in error
+
+
+@pytest.mark.parametrize(
+    ("memory", "num_kv_blocks", "words"),
+    [
+        (
+            40_000_000,
+            100_000,
+            "needed for the KV cache; lower gpu_memory_utilization, kv_cache_memory_bytes or",
+        ),
+        (10_000_000, 32, "needed for activations; lower max_num_batched_tokens or max_num_seqs"),
+        (100_000, 32, "needed for weights; take a smaller model"),
+    ],
+)
+def test_native_memory_errors(
+    checkpoints: Callable[[str], Path],
+    fresh_process: Callable[[str, dict[str, str]], str],
+    memory: int,
+    num_kv_blocks: int,
+    words: str,
+) -> None:
+    code = (
         "from steploop import _C; from steploop.weights import load_model, open_checkpoint\n"
-        f"model = load_model(open_checkpoint({folder!r}, None), 'bfloat16', 'cuda')\n"
-        "_C.Engine(model, max_model_len=512, num_kv_blocks=100000, kv_cache_dtype='bfloat16')"
+        f"model = load_model(open_checkpoint({str(checkpoints('llama'))!r}, None), 'bfloat16', 'cuda')\n"
+        f"_C.Engine(model, max_model_len=512, num_kv_blocks={num_kv_blocks}, kv_cache_dtype='bfloat16')"
     )
-    error = fresh_process(native, small)
-    assert "InvalidArgumentError: the GPU has" in error
-    assert "bytes free, but" in error
-    assert "lower gpu_memory_utilization" in error
+    error = fresh_process(code, {"STEPLOOP_EMULATED_DEVICE": f"memory={memory}"})
+    assert re.search(f"InvalidArgumentError: the GPU has .* bytes free, but .* more are {words}", error), error
+
+
+def test_weights_on_the_device(checkpoints: Callable[[str], Path]) -> None:
+    """Tensors that say they are on the device load like those of the host, whatever their dtype."""
+
+    class OnDevice:
+        def __init__(self, tensor: torch.Tensor, index: int = 0) -> None:
+            self.tensor = tensor
+            self.device = torch.device("cuda", index)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.tensor, name)
+
+    checkpoint = open_checkpoint(str(checkpoints("llama-biases")), None)
+    model = _C.Model(checkpoint.spec.to_native(), dtype="bfloat16", device="cuda")
+    for index, (name, tensor) in enumerate(checkpoint.tensors(torch.float32)):
+        model.load_weight(name, OnDevice(tensor.contiguous() if index % 2 else tensor.bfloat16().contiguous()))
+    model.finish_loading()
+    token_ids = [random.Random(8).randrange(300) for _ in range(20)]
+    logits = make_engine(model, num_kv_blocks=64).teacher_forced_logits(token_ids)
+    expected = make_engine(load(checkpoints("llama-biases"), "cuda"), num_kv_blocks=64).teacher_forced_logits(token_ids)
+    # Biases and norms that came in bfloat16 are rounded; the others are not.
+    assert np.linalg.norm(logits - expected) < 2e-2 * np.linalg.norm(expected)
+    with pytest.raises(ModelLoadError, match="must be on the CPU or on the model's device, got cuda:1"):
+        _C.Model(checkpoint.spec.to_native(), dtype="bfloat16", device="cuda").load_weight(name, OnDevice(tensor, 1))
+
+
+def test_libraries_that_are_no_backend(
+    checkpoints: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.so"
+    text.write_text("not a library")
+    for library, words in {
+        str(tmp_path / "absent.so"): "no such file",
+        "x" * 5000: "no such file",
+        str(text): "cannot load the CUDA backend",
+        str(tmp_path): "cannot load the CUDA backend",
+        _C.__file__: "is not steploop's CUDA backend",
+    }.items():
+        monkeypatch.setenv("STEPLOOP_CUDA_LIBRARY", library)
+        with pytest.raises(UnsupportedDeviceError, match=words):
+            LLMEngine(model=checkpoints("llama"), device="cuda")
+
+
+def test_a_failure_in_teacher_forced_logits_ends_the_engine(
+    checkpoints: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(load(checkpoints("llama"), "cuda"), num_kv_blocks=64)
+    monkeypatch.setenv("STEPLOOP_EMULATED_FAULT", "launch:700:3")
+    with pytest.raises(EngineDeadError, match="cudaErrorIllegalAddress"):
+        engine.teacher_forced_logits([1, 2, 3])
+    monkeypatch.delenv("STEPLOOP_EMULATED_FAULT")
+    with pytest.raises(EngineDeadError, match="failed in an earlier step"):
+        engine.step()
+
+
+def test_sizes_are_checked_before_memory_is_reckoned(checkpoints: Callable[[str], Path]) -> None:
+    spec = open_checkpoint(str(checkpoints("llama")), None).spec.to_native()
+    sizes = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 64, "block_size": 16}
+    for name in sizes:
+        with pytest.raises(InvalidArgumentError, match=name):
+            _C.Engine.activation_bytes(
+                spec, dtype="bfloat16", kv_cache_dtype="bfloat16", device="cuda", batch_invariant=True,
+                **sizes | {name: 0},
+            )  # fmt: skip
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this torch has CUDA")
+def test_cublas_needs_a_torch_with_cuda(checkpoints: Callable[[str], Path]) -> None:
+    with pytest.raises(UnsupportedDeviceError, match="batch_invariant=False needs a torch that runs on CUDA"):
+        LLMEngine(model=checkpoints("llama"), device="cuda", batch_invariant=False)
 
 
 def test_types_and_shapes_that_the_device_lacks(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
@@ -331,9 +429,17 @@ def test_types_and_shapes_that_the_device_lacks(checkpoints: Callable[[str], Pat
         LLMEngine(model=folder, device="tpu")
     import transformers
 
-    config = transformers.LlamaConfig(
-        vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, head_dim=80
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="head_dim must be 64, 96, 128 or 256, got 80"):
-        LLMEngine(model=tmp_path, device="cuda")
+    for shape, words in {
+        "head_dim": (80, "head_dim must be 64, 96, 128 or 256, got 80"),
+        "vocab_size": (2**19 + 8, "vocab_size must be <= 524288, got 524296"),
+        "hidden_size": (16448, "hidden_size must be <= 16384, got 16448"),
+    }.items():
+        small = {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 64}
+        config = transformers.LlamaConfig(**small | {"num_attention_heads": 2, shape: words[0]})
+        config.save_pretrained(tmp_path)
+        (tmp_path / "config.json").write_text(
+            json.dumps(json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["LlamaForCausalLM"]})
+        )
+        safetensors.torch.save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")  # is not reached
+        with pytest.raises(UnsupportedModelError, match=words[1]):
+            LLMEngine(model=tmp_path, device="cuda")

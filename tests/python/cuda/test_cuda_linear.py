@@ -144,13 +144,13 @@ def test_linear_epilogue(ops, rows, size, dtype, with_bias, seed):
 
 @pytest.mark.parametrize(("dtype", "code"), [(torch.bfloat16, 1), (torch.float16, 2)])
 def test_torch_product_as_a_c_function(ops, dtype, code):
-    matmul = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 3, ctypes.c_uint8)(
+    matmul = ctypes.CFUNCTYPE(ctypes.c_char_p, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 3, ctypes.c_uint8)(
         ops.matmul_address()
     )
     x, weight, _ = make(ops, 5, 24, 40, dtype, False, seed=0)
     out = torch.full((5, 24), torch.nan, dtype=dtype, device=ops.device)
     for _ in range(3):
-        assert matmul(x.data_ptr(), weight.data_ptr(), out.data_ptr(), 5, 24, 40, code) == 0
+        assert matmul(x.data_ptr(), weight.data_ptr(), out.data_ptr(), 5, 24, 40, code) is None
     assert ops.relative_error(out, x.double() @ weight.double().T) < 5e-3
     # A refusal is a number, not an exception: the caller is not Python.
-    assert matmul(x.data_ptr(), weight.data_ptr(), out.data_ptr(), -5, 24, 40, code) == 1
+    assert matmul(x.data_ptr(), weight.data_ptr(), out.data_ptr(), -5, 24, 40, code) == b"a size is negative"
