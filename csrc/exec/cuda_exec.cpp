@@ -214,7 +214,7 @@ void CudaExec::take_samples() {
   for (size_t i = 0; i < samples_.rows.size(); ++i) {
     SampleRow& row = samples_.rows[i];
     SampleResult& result = samples_.results[i];
-    if (inputs_.on_device(row)) {
+    if (CudaStepInputs::on_device(row)) {
       const cuda::SampledToken& sampled = sampled_host_.as<cuda::SampledToken>()[i];
       result.token = sampled.token;
       result.failed = sampled.failed != 0;

@@ -78,7 +78,7 @@ const ForwardBatch& CudaStepInputs::pack(const ForwardBatch& batch, const Sample
   return batch_;
 }
 
-bool CudaStepInputs::on_device(const SampleRow& row) const {
+bool CudaStepInputs::on_device(const SampleRow& row) {
   return row.params->logprobs <= 0 && !row.allowed_bitmask &&
          (!row.mask_stop_tokens || row.stop_token_ids.size() <= cuda::kMaxMaskedTokens);
 }

@@ -23,7 +23,7 @@ class CudaStepInputs {
     const TokenId* masked_tokens = nullptr;       // on the device
   };
   const Samples& samples() const { return samples_; }
-  bool on_device(const SampleRow& row) const;
+  static bool on_device(const SampleRow& row);
 
  private:
   // Copies count values behind what is packed already; the result is where they will be on the device.

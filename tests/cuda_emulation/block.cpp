@@ -45,7 +45,7 @@ void fatal(const char* format, ...) {
   std::abort();
 }
 
-// ---- A block from start to end ---------------------------------------------------------------------------------------
+// ---- A block from start to end --------------------------------------------------------------------------------------
 
 BlockRunner::~BlockRunner() { finish(); }
 
@@ -144,7 +144,7 @@ void BlockRunner::end_current() {
   std::abort();  // nobody switches to a fiber that has ended
 }
 
-// ---- Who goes on -----------------------------------------------------------------------------------------------------
+// ---- Who goes on ----------------------------------------------------------------------------------------------------
 
 uint64_t BlockRunner::random() {
   random_state_ ^= random_state_ << 13;
@@ -218,7 +218,7 @@ void BlockRunner::report_deadlock() {
   fatal("%s", message.c_str());
 }
 
-// ---- Barriers and warp-wide operations -------------------------------------------------------------------------------
+// ---- Barriers and warp-wide operations ------------------------------------------------------------------------------
 
 void BlockRunner::check_barrier() {
   if (num_live_ == 0 || num_at_barrier_ < num_live_) return;

@@ -9,7 +9,7 @@
 
 namespace steploop::cuda {
 
-// ---- Random numbers --------------------------------------------------------------------------------------------------
+// ---- Random numbers -------------------------------------------------------------------------------------------------
 
 uint64_t Check::random() {  // splitmix64
   uint64_t z = random_state_ += 0x9e3779b97f4a7c15u;
@@ -59,7 +59,7 @@ std::vector<int32_t> Check::permutation(int32_t size) {
   return values;
 }
 
-// ---- Comparisons -----------------------------------------------------------------------------------------------------
+// ---- Comparisons ----------------------------------------------------------------------------------------------------
 
 bool Check::fail(const std::string& name, const std::string& what) {
   if (failures_.insert(name).second) {

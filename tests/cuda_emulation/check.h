@@ -70,7 +70,7 @@ class Exact {
   std::unique_ptr<T, Free> data_;
 };
 
-// ---- 16-bit floats ---------------------------------------------------------------------------------------------------
+// ---- 16-bit floats --------------------------------------------------------------------------------------------------
 
 inline uint16_t to_half(DType dtype, float value) {
   return dtype == DType::kFloat16 ? cuda_emulation::float_to_fp16(value) : cuda_emulation::float_to_bf16(value);
@@ -85,7 +85,7 @@ inline float round_to(DType dtype, float value) {
   return dtype == DType::kFloat32 ? value : from_half(dtype, to_half(dtype, value));
 }
 
-// ---- The harness -----------------------------------------------------------------------------------------------------
+// ---- The harness ----------------------------------------------------------------------------------------------------
 
 class Check {
  public:

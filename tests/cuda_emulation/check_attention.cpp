@@ -323,11 +323,19 @@ void check_arguments(Check& check) {
     check.fails(name, attention(params, {}, nullptr), cudaErrorInvalidValue);
   };
   check.success("no work", attention(batch.params(), {}, nullptr));
+  for (const int block_size : {8, 16, 32, 64}) {
+    AttentionParams params = batch.params();
+    params.kv.block_size = block_size;
+    params.kv.block_bytes = int64_t{2} * 2 * 2 * block_size * 64;
+    check.success("no work, block_size " + std::to_string(block_size), attention(params, {}, nullptr));
+  }
   refuses("head_dim 80", [](AttentionParams& p) { p.kv.head_dim = 80, p.kv.block_bytes = 2 * 2 * 2 * 16 * 80; });
   refuses("block_size 12", [](AttentionParams& p) { p.kv.block_size = 12, p.kv.block_bytes = 2 * 2 * 2 * 12 * 64; });
   refuses("block_bytes", [](AttentionParams& p) { p.kv.block_bytes += 16; });
-  refuses("float32 cache", [](AttentionParams& p) { p.kv.dtype = DType::kFloat32; });
+  refuses("float32 cache", [](AttentionParams& p) { p.kv.dtype = p.out_dtype = DType::kFloat32; });
   refuses("another out_dtype", [](AttentionParams& p) { p.out_dtype = DType::kFloat16; });
+  refuses("no heads", [](AttentionParams& p) { p.num_heads = 0; });
+  refuses("no kv heads", [](AttentionParams& p) { p.kv.num_kv_heads = 0, p.kv.block_bytes = 0; });
   refuses("heads", [](AttentionParams& p) { p.num_heads = 3; });
   refuses("too many heads", [](AttentionParams& p) { p.num_heads = 130; });
   refuses("too many heads for small items", [](AttentionParams& p) { p.num_heads = 34, p.work.num_small = 1; });

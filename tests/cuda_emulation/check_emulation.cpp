@@ -16,7 +16,7 @@ using namespace steploop::cuda;
 using cuda_emulation::Order;
 using cuda_emulation::settings;
 
-// ---- Threads and blocks ----------------------------------------------------------------------------------------------
+// ---- Threads and blocks ---------------------------------------------------------------------------------------------
 
 // out[i] = when thread i of all ran; an atomic counter says.
 __global__ void arrival_kernel(unsigned* counter, unsigned* out) {
@@ -76,7 +76,7 @@ void check_blocks(Check& check) {
   for (const float value : fresh) check.ok("blocks: shared memory is NaN at first", std::isnan(value));
 }
 
-// ---- Warps -----------------------------------------------------------------------------------------------------------
+// ---- Warps ----------------------------------------------------------------------------------------------------------
 
 constexpr int kWarpResults = 12;
 
@@ -128,7 +128,7 @@ void check_warps(Check& check) {
   }
 }
 
-// ---- Matrices --------------------------------------------------------------------------------------------------------
+// ---- Matrices -------------------------------------------------------------------------------------------------------
 
 // d = a b: a [16, 16] row-major, b [16, 8] row-major, d [16, 8], by way of shared memory.
 template <class Element>
@@ -189,7 +189,7 @@ void check_conversions(Check& check) {
   check.ok("exp2", exp2_approx(3) == 8 && exp2_approx(-INFINITY) == 0 && exp2_approx(-140) == 0);
 }
 
-// ---- cp.async --------------------------------------------------------------------------------------------------------
+// ---- cp.async -------------------------------------------------------------------------------------------------------
 
 __global__ void copy_kernel(const uint4* in, unsigned* out) {
   uint4* rows = shared_memory<uint4>();
@@ -224,7 +224,7 @@ void check_copies(Check& check) {
   check.equal_bits("copies: made when they must be", out.data(), want, sizeof(want));
 }
 
-// ---- Atomics ---------------------------------------------------------------------------------------------------------
+// ---- Atomics --------------------------------------------------------------------------------------------------------
 
 __global__ void atomics_kernel(int* ints, unsigned long long* longs, float* sum) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -243,7 +243,7 @@ void check_atomics(Check& check) {
   check.ok("atomics", ints[0] == 2016 && ints[1] == 63 && ints[2] == -63 && longs == 63ull << 40 && sum == 32);
 }
 
-// ---- Host API --------------------------------------------------------------------------------------------------------
+// ---- Host API -------------------------------------------------------------------------------------------------------
 
 __global__ void nothing_kernel() {}
 

@@ -175,6 +175,11 @@ void check_bad_arguments(Check& check) {
   refused("float32", [](GemmParams& p) { p.dtype = DType::kFloat32; });
   refused("negative num_rows", [](GemmParams& p) { p.num_rows = -1; });
   refused("negative out_features", [](GemmParams& p) { p.out_features = -16; });
+  refused("more blocks than a grid holds", [](GemmParams& p) {
+    p.epilogue = Epilogue::kStore;
+    p.num_rows = p.out_features = INT32_MAX;
+    p.out_stride = INT32_MAX;
+  });
   refused("half a group of gate and up", [](GemmParams& p) { p.out_features = 24; });
   refused("silu_mul to float32", [](GemmParams& p) { p.out_dtype = DType::kFloat32; });
   refused("rows of out that overlap", [](GemmParams& p) { p.out_stride = 8; });

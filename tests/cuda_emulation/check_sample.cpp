@@ -256,6 +256,33 @@ void check_distribution(Check& check) {
   }
 }
 
+// Tokens whose weights need only the lower half of a sum, one in each chunk of the row: seeds that draw one of them.
+void check_faint_tokens(Check& check) {
+  const int32_t vocab_size = 5000;
+  Row row;
+  row.logits.assign(vocab_size, -kInfinity);
+  row.logits[3] = 0;
+  for (int32_t token = 300; token < vocab_size; token += 256) row.logits[token] = -9.5f;
+  std::vector<Row> rows;
+  SamplerScratch scratch(vocab_size);
+  std::vector<TokenId> none;
+  for (row.seed = 1; rows.size() < 6; ++row.seed) {
+    const auto index = static_cast<int32_t>(rows.size());
+    if (cpu_sample(row, device_params(row, index, none), scratch).token != 3) rows.push_back(row);
+  }
+  const Exact<SampledToken> out = run(check, rows, false);
+  check.same_in_all_orders("faint tokens", out.data(), out.bytes());
+}
+
+// As many chunks as there are bins.
+void check_largest_vocabulary(Check& check) {
+  Row row;
+  row.logits.assign(kMaxSampleVocab, -20);
+  row.logits[5] = 0;
+  const Exact<SampledToken> out = run(check, {row}, false);
+  check.same_in_all_orders("largest vocabulary", out.data(), out.bytes());
+}
+
 void check_arguments(Check& check) {
   SampleBatchParams batch;
   batch.vocab_size = 100;
@@ -264,6 +291,9 @@ void check_arguments(Check& check) {
     batch.vocab_size = vocab_size;
     check.fails("a vocabulary too small or too large", sample(batch, nullptr), kInvalidValue);
   }
+  batch.vocab_size = 100;
+  batch.num_sampled = -1;
+  check.fails("-1 rows", sample(batch, nullptr), kInvalidValue);
 }
 
 }  // namespace
@@ -283,5 +313,7 @@ void check_sample(Check& check) {
     check_settings(check, vocab_size);
     check_failures_and_masks(check, vocab_size);
   }
+  check_faint_tokens(check);
+  check_largest_vocabulary(check);
   check_distribution(check);
 }

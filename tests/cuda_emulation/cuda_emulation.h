@@ -1,6 +1,6 @@
 // Runs CUDA kernels on the host. Every CUDA thread is a fiber; a fiber runs until it has to wait for others (barrier or
 // warp-wide instruction), so the order of threads is this library's to choose. Misuse that a GPU would answer with a
-// hang or with wrong numbers (deadlock, divergent warp-wide instruction, unaligned copy) ends the program with a message.
+// hang or with wrong numbers (deadlock, divergent warp-wide instruction, unaligned copy) ends the program and is told.
 //
 // With ThreadSanitizer, only what orders memory on a GPU orders it here: launches, __syncthreads and __syncwarp.
 #pragma once
@@ -41,7 +41,7 @@ int launch(dim3 grid, dim3 block, size_t shared_bytes, CUstream_st* stream, cons
       grid, block, shared_bytes, stream, [](const void* call) { (*static_cast<const Kernel*>(call))(); }, &kernel);
 }
 
-// ---- What device code sees -------------------------------------------------------------------------------------------
+// ---- What device code sees ------------------------------------------------------------------------------------------
 
 struct Grid {
   dim3 grid_dim, block_dim;

@@ -138,7 +138,7 @@ using namespace cuda_emulation;
   if (const int failed = begin_call(__func__)) return end_call(failed); \
   return end_call([&]() -> int { __VA_ARGS__ }())
 
-// ---- Devices ---------------------------------------------------------------------------------------------------------
+// ---- Devices --------------------------------------------------------------------------------------------------------
 
 cudaError_t cudaGetDeviceCount(int* count) { CALL(*count = emulated_device().count; return cudaSuccess;); }
 
@@ -187,7 +187,7 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
        *free = *total - std::min(*total, state().device_bytes); return cudaSuccess;);
 }
 
-// ---- Memory ----------------------------------------------------------------------------------------------------------
+// ---- Memory ---------------------------------------------------------------------------------------------------------
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) { CALL(return allocate(pointer, bytes, true);); }
 
@@ -230,7 +230,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
   CALL(return fill(to, value, bytes, stream););
 }
 
-// ---- Streams and events ----------------------------------------------------------------------------------------------
+// ---- Streams and events ---------------------------------------------------------------------------------------------
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   CALL(const std::lock_guard<std::mutex> lock(state().mutex); *stream = new CUstream_st{flags};
@@ -292,7 +292,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
        return cudaSuccess;);
 }
 
-// ---- Functions -------------------------------------------------------------------------------------------------------
+// ---- Functions ------------------------------------------------------------------------------------------------------
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function) {
   CALL(if (function == nullptr) return cudaErrorInvalidDeviceFunction; *attributes = {}; return cudaSuccess;);

@@ -16,14 +16,14 @@
 
 inline constexpr int warpSize = 32;
 
-// ---- Waiting for others ----------------------------------------------------------------------------------------------
+// ---- Waiting for others ---------------------------------------------------------------------------------------------
 
 inline void __syncthreads() { cuda_emulation::sync_block(); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { cuda_emulation::sync_warp(mask); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
-// ---- Shuffles and votes ----------------------------------------------------------------------------------------------
+// ---- Shuffles and votes ---------------------------------------------------------------------------------------------
 
 namespace cuda_emulation {
 
@@ -78,7 +78,7 @@ inline int __all_sync(unsigned mask, int predicate) {
   return cuda_emulation::vote(cuda_emulation::WarpOperation::kAll, mask, predicate == 0) == 0;
 }
 
-// ---- Atomics: relaxed, as on a GPU -----------------------------------------------------------------------------------
+// ---- Atomics: relaxed, as on a GPU ----------------------------------------------------------------------------------
 
 namespace cuda_emulation {
 
@@ -118,7 +118,7 @@ CUDA_EMULATION_INTEGER_ATOMICS(unsigned)
 CUDA_EMULATION_INTEGER_ATOMICS(unsigned long long)
 #undef CUDA_EMULATION_INTEGER_ATOMICS
 
-// ---- Memory and bits -------------------------------------------------------------------------------------------------
+// ---- Memory and bits ------------------------------------------------------------------------------------------------
 
 template <class T>
 T __ldg(const T* address) {
@@ -157,7 +157,7 @@ inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline long long __double_as_longlong(double x) { return std::bit_cast<long long>(x); }
 inline double __longlong_as_double(long long x) { return std::bit_cast<double>(x); }
 
-// ---- Arithmetic ------------------------------------------------------------------------------------------------------
+// ---- Arithmetic -----------------------------------------------------------------------------------------------------
 
 using std::max;
 using std::min;

@@ -27,9 +27,9 @@ void enter_fiber(Context& starter);
 
 // The fibers of a block, each with a stack whose lowest page is a guard. They are used again and again.
 //
-// To ThreadSanitizer each is a thread, and making one takes it most of a millisecond. So a CUDA thread gets a fiber that
-// was another's before, and what that one knew: a race between the two would not be seen. Blocks that come after each
-// other therefore take different fibers, as many as there are before the first is taken again.
+// To ThreadSanitizer each is a thread, and making one takes it most of a millisecond. So a CUDA thread gets a fiber
+// that was another's before, and what that one knew: a race between the two would not be seen. Blocks that come after
+// each other therefore take different fibers, as many as there are before the first is taken again.
 class Fibers {
  public:
   Fibers();

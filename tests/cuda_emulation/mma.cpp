@@ -9,8 +9,8 @@ namespace {
 
 constexpr int kRows = 16, kColumns = 8, kDepth = 16;
 
-// Lane g * 4 + t holds of a: rows g and g + 8, of b: column g, of d: rows g and g + 8; each in pairs 2t, 2t + 1 along the
-// other direction.
+// Lane g * 4 + t holds of a: rows g and g + 8, of b: column g, of d: rows g and g + 8; each in pairs 2t, 2t + 1 along
+// the other direction.
 template <float (*to_float)(uint16_t)>
 void unpack(const uint32_t (&pairs)[32], float (&low)[32], float (&high)[32]) {
   for (int lane = 0; lane < 32; ++lane) {

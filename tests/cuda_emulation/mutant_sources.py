@@ -59,6 +59,7 @@ class Mutant:
     line: int
     text: str  # the lines concerned, without comments, white space collapsed
     mutated: str  # the same lines after the change
+    change: str  # both in one: ...[before -> after]...
     repeat: int = 0  # how many mutants before it in the file read the same
 
     @property
@@ -87,9 +88,13 @@ def find_mutants(file: str, source: str) -> list[Mutant]:
     mutants = []
     for start, end, replacement, kind in sorted(changes):
         first, last = code.line_bounds(start, end)
-        text = " ".join(code.text[first:last].split())
-        mutated = " ".join((code.text[first:start] + replacement + code.text[end:last]).split())
-        mutant = Mutant(file, kind, start, end, replacement, source.count("\n", 0, start) + 1, text, mutated)
+        if kind == "barrier":  # they look alike: the lines around tell them apart
+            before_it, after_it = code.strip(0, first)[1], code.strip(last, len(code.text))[0]
+            first, last = code.line_bounds(before_it, before_it)[0], code.line_bounds(after_it, after_it)[1]
+        before, old, after = code.text[first:start], code.text[start:end], code.text[end:last]
+        versions = (before + new + after for new in (old, replacement, f"[{old} -> {replacement}]"))
+        text, mutated, change = (" ".join(version.split()) for version in versions)
+        mutant = Mutant(file, kind, start, end, replacement, source.count("\n", 0, start) + 1, text, mutated, change)
         like_it = replace(mutant, start=0, end=0, line=0)
         mutants.append(replace(mutant, repeat=seen[like_it]))
         seen[like_it] += 1
@@ -100,27 +105,17 @@ Change = tuple[int, int, str, str]  # start, end, replacement, kind
 
 
 class Code:
-    """A source with blanks where it has comments, preprocessor lines and what emulation does not compile."""
+    """A source with blanks where it has comments, preprocessor lines and what emulation has its own version of."""
 
     def __init__(self, source: str) -> None:
         def blank(match: re.Match[str]) -> str:
             return re.sub(r"[^\n]", " ", match[0])
 
         text = re.sub(r"//[^\n]*|/\*.*?\*/", blank, source, flags=re.S)
-        text = re.sub(r"^#else\n.*?(?=^#endif)", self._blank_unless_nested(blank), text, flags=re.S | re.M)
+        text = re.sub(r"^#ifdef STEPLOOP_CUDA_EMULATION\n.*?^#endif", blank, text, flags=re.S | re.M)
         self.text = re.sub(r"^\s*#(?:[^\n]*\\\n)*[^\n]*", blank, text, flags=re.M)
         assert len(self.text) == len(source)
         self.device = list(self._device_functions())
-
-    @staticmethod
-    def _blank_unless_nested(blank):
-        """Every #else in these sources belongs to #ifdef STEPLOOP_CUDA_EMULATION, and none nests."""
-
-        def act(match: re.Match[str]) -> str:
-            assert not re.search(r"^#(?:if|else)", match[0][1:], flags=re.M), "an #else that is not understood"
-            return blank(match)
-
-        return act
 
     def _device_functions(self) -> Iterator[tuple[int, int]]:
         end = 0
@@ -227,9 +222,9 @@ def _barriers(code: Code) -> Iterator[Change]:
 
 
 def _shuffles(code: Code) -> Iterator[Change]:
-    for match in code.device_matches(r"\b__shfl_\w*sync\("):
+    for match in code.device_matches(r"\b__shfl_\w*sync\("):  # 4: the same lanes never meet by another way
         start, end = code.arguments(match.end() - 1)[2]
-        yield start, end, f"({code.text[start:end]}) ^ 1", "shuffle"
+        yield start, end, f"({code.text[start:end]}) ^ 4", "shuffle"
     for match in code.device_matches(r"\b(lane_?|this_lane\(\)) ([/%]) (\w+)"):
         lane, operator, divisor = match.groups()
         other = divisor if operator == "/" else "1"

@@ -9,7 +9,7 @@
 
 namespace steploop::cuda {
 
-// ---- Conversion ------------------------------------------------------------------------------------------------------
+// ---- Conversion -----------------------------------------------------------------------------------------------------
 
 template <class Element>
 float2 unpack(uint32_t pair);
@@ -38,7 +38,7 @@ inline uint32_t pack<Fp16>(float low, float high) {
   return cuda_emulation::float_to_fp16(low) | static_cast<uint32_t>(cuda_emulation::float_to_fp16(high)) << 16;
 }
 
-// ---- Arithmetic ------------------------------------------------------------------------------------------------------
+// ---- Arithmetic -----------------------------------------------------------------------------------------------------
 
 inline float exp2_approx(float x) {
   const float y = exp2f(x);
@@ -58,7 +58,7 @@ inline void mma_16x8x16<Fp16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0
   cuda_emulation::multiply(cuda_emulation::WarpOperation::kMmaFp16, d, a, b0, b1);
 }
 
-// ---- Shared memory ---------------------------------------------------------------------------------------------------
+// ---- Shared memory --------------------------------------------------------------------------------------------------
 
 // Each lane reads its own share, and only when it goes on: whoever relies on another lane having read is found out.
 inline void load_matrix_x4(uint32_t (&r)[4], const void* row) {

@@ -34,7 +34,7 @@ struct Case {
 
 unsigned* shared_words() { return shared_memory<unsigned>(); }
 
-// ---- Always caught ---------------------------------------------------------------------------------------------------
+// ---- Always caught --------------------------------------------------------------------------------------------------
 
 __global__ void barrier_in_divergent_code() {
   if (threadIdx.x == 0) __syncthreads();
@@ -70,7 +70,7 @@ __global__ void matrix_row_past_the_end() {
   load_matrix_x4(r, shared_words() + threadIdx.x % 32 * 8 + 16);
 }
 
-// ---- Races: each with the kernel that has none -----------------------------------------------------------------------
+// ---- Races: each with the kernel that has none ----------------------------------------------------------------------
 
 #ifdef __SANITIZE_THREAD__
 
@@ -173,7 +173,7 @@ __global__ void counter() {
 
 #endif
 
-// ---- Bounds ----------------------------------------------------------------------------------------------------------
+// ---- Bounds ---------------------------------------------------------------------------------------------------------
 
 #ifdef __SANITIZE_ADDRESS__
 
