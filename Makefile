@@ -138,7 +138,7 @@ cuda-race: $(VENV)/.group-build  ## check the CUDA kernels, emulated, for races 
 	  $(FIXED_ADDRESSES) build/sanitize-$$sanitizer/tests/cuda_emulation/kernel_check --self-test || exit 1; \
 	done
 
-mutants: $(VENV)/.group-build  ## break the CUDA kernels in every small way and list which check notices (an hour)
+mutants: $(VENV)/.group-build  ## break the CUDA kernels in every small way and list which check notices (half an hour)
 	@$(BIN)/python tests/cuda_emulation/mutants.py --output bench/results/cuda_mutants.json $(MUTANTS_ARGS)
 
 wheel: install $(VENV)/.group-wheel  ## a wheel for other machines, into dist/ (torch's libraries stay in torch)

@@ -288,7 +288,7 @@ class Model:
         """
     def load_weight(self, name: str, tensor: typing.Any) -> None:
         """
-        Copies a contiguous float32, bfloat16 or float16 CPU torch.Tensor to its place; on CUDA also a tensor of that device, in the weight's own dtype. A name or shape that does not fit is reported by finish_loading.
+        Copies a contiguous float32, bfloat16 or float16 CPU torch.Tensor to its place; on CUDA also a tensor of that device. A name or shape that does not fit is reported by finish_loading.
         """
     @property
     def config(self) -> ModelConfig: ...
@@ -361,7 +361,7 @@ class Engine:
         batch_invariant: bool,
     ) -> int:
         """
-        Device memory that an engine takes beside weights and KV cache, in bytes; 0 on the CPU, where memory counts once it is used. Raises UnsupportedDeviceError.
+        Device memory that an engine takes beside weights and KV cache, in bytes; 0 on the CPU, where memory counts once it is used. Raises UnsupportedDeviceError and UnsupportedModelError for what the device cannot run.
         """
     @staticmethod
     def kv_bytes_per_token(config: ModelConfig, kv_cache_dtype: str) -> int:
@@ -425,7 +425,7 @@ class Engine:
         """
     def stats(self) -> dict:
         """
-        Counts as of the last step, and durations in microseconds.
+        Counts as of the last step, and durations in microseconds. On CUDA the forward pass is only enqueued in forward_us; sample_us has the wait for all of it.
         """
     def step(self) -> list:
         """
