@@ -276,7 +276,11 @@ class Builder:
         flags = ["-O2", *RUNTIME_FLAGS[stage]] if source in RUNTIME_SOURCES else ["-O1", *STAGE_FLAGS[stage]]
         head_dims = f"-DSTEPLOOP_ATTENTION_HEAD_DIMS={HEAD_DIMS[stage]}"
         command = [*self._compiler, *COMMON_FLAGS, head_dims, *flags, *includes, *INCLUDES]
-        return _error_of([*command, "-MMD", "-x", "c++", "-c", str(source), "-o", str(target)])
+        start = time.time()
+        error = _error_of([*command, "-MMD", "-x", "c++", "-c", str(source), "-o", str(target)])
+        if not error:
+            os.utime(target, (start, start))  # so that what changed meanwhile counts as newer
+        return error
 
     def _link(self, stage: str, check: str, replaced: list[Path], program: Path) -> str | None:
         names = [*(path.name for path in (*RUNTIME_SOURCES, *HOST_SOURCES)), f"check_{check}.cpp", *CHECKS[check]]
@@ -328,11 +332,11 @@ def _has_stage(check: str, stage: str) -> bool:
 
 
 def _is_current(target: Path) -> bool:
-    """Whether an object is newer than all files that the compiler read for it."""
+    """Whether an object is newer than all files that the compiler read for it, and than the flags above."""
     listed = target.with_suffix(".d")
     if not target.exists() or not listed.exists():
         return False
-    needed = [Path(name) for name in listed.read_text().replace("\\\n", " ").split()[1:]]
+    needed = [Path(__file__), *map(Path, listed.read_text().replace("\\\n", " ").split()[1:])]
     return all(path.exists() and path.stat().st_mtime < target.stat().st_mtime for path in needed)
 
 
@@ -342,7 +346,8 @@ def _error_of(command: list[str]) -> str | None:
 
 
 def _shorten(message: str) -> str:
-    """The part that says what was wrong, without addresses and paths."""
+    """The part that says what was wrong, without colours, addresses and paths."""
+    message = re.sub(r"\x1b\[[\d;]*m", "", message)
     lines = [line for line in message.splitlines() if "error" in line.lower()] or message.splitlines() or [""]
     line = re.sub(r"==\d+==|0x[\da-f]+|\(pid=\d+\)", "", lines[0])
     line = re.sub(r"(?:/[\w.+-]+)+/", "", line)

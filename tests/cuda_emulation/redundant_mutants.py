@@ -131,20 +131,6 @@ _BY_REASON: dict[str, dict[str, list[tuple[str, str]]]] = {
         ],
     },
     "sample.cu": {
-        "one more chunk, past the end of the row, is all -inf": [
-            (
-                "index",
-                "__device__ __forceinline__ int num_chunks() const { return [(size_ + kChunk - 1) / kChunk -> "
-                "((size_ + kChunk - 1) / kChunk) + 1]; }",
-            ),
-        ],
-        "a launch refuses such a grid": [
-            (
-                "mask",
-                "if (params.vocab_size < 1 || params.vocab_size > kMaxVocab || [params.num_sampled < 0 -> false]) "
-                "return cudaErrorInvalidValue;",
-            ),
-        ],
         "a draw among the first one gives the same token; the condition saves it": [
             ("mask", "const bool greedy = params_.scale == 0 || [params_.top_k == 1 -> false];"),
         ],
