@@ -86,7 +86,8 @@ def test_dtype(tiny_llama: Path) -> None:
         "bfloat16",
     ]
     with pytest.raises(InvalidArgumentError, match="dtype must be one of"):
-        resolve_dtype("float16", checkpoint)
+        resolve_dtype("int8", checkpoint)
+    assert [resolve_dtype(dtype, checkpoint, "cuda") for dtype in ("auto", "float16")] == ["bfloat16", "float16"]
 
 
 @pytest.fixture(scope="module")
@@ -128,12 +129,18 @@ def medium_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PEAK_SCRIPT = """
 import sys
+import torch
+from steploop import _C
 from steploop.weights import load_model, open_checkpoint
 
+def status_bytes(name):
+    with open("/proc/self/status") as status:
+        [value] = [line.split()[1] for line in status if line.startswith(name)]
+    return int(value) * 1024
+
+libraries = status_bytes("VmRSS")  # a torch for CUDA takes 450 MB more than one for the CPU
 model = load_model(open_checkpoint(sys.argv[1]), sys.argv[2])
-with open("/proc/self/status") as status:
-    [peak] = [line.split()[1] for line in status if line.startswith("VmHWM")]
-print(int(peak) * 1024)
+print(status_bytes("VmHWM") - libraries)
 """
 
 
@@ -145,4 +152,4 @@ def test_peak_memory(medium_llama: Path, demo_model: Path, kind: str, dtype: str
         [sys.executable, "-c", PEAK_SCRIPT, str(path), dtype], capture_output=True, text=True, check=True
     )
     weight_bytes = open_checkpoint(path).spec.num_parameters() * {"float32": 4, "bfloat16": 2}[dtype]
-    assert int(result.stdout) <= 1.3 * weight_bytes + 300e6
+    assert int(result.stdout) <= 1.3 * weight_bytes + 80e6
