@@ -44,7 +44,7 @@ const char* advice_for(MemoryUse use) {
 
 }  // namespace
 
-DeviceBuffer::DeviceBuffer(size_t size_bytes, MemoryUse use) : size_(size_bytes) {
+DeviceBuffer::DeviceBuffer(size_t size_bytes, MemoryUse use) : CudaMemoryOwner(size_bytes) {
   if (size_bytes == 0) return;
   const cudaError_t error = cudaMalloc(&data_, size_bytes);
   if (error == cudaErrorMemoryAllocation) {
@@ -57,17 +57,9 @@ DeviceBuffer::DeviceBuffer(size_t size_bytes, MemoryUse use) : size_(size_bytes)
   check_cuda(error, "cudaMalloc");
 }
 
-DeviceBuffer::~DeviceBuffer() {
-  if (data_) cudaFree(data_);  // a device that failed takes its memory along
-}
-
-PinnedBuffer::PinnedBuffer(size_t size_bytes) : size_(size_bytes) {
+PinnedBuffer::PinnedBuffer(size_t size_bytes) : CudaMemoryOwner(size_bytes) {
   if (size_bytes)
     check_cuda(cudaMallocHost(&data_, size_bytes), concat(size_bytes, " bytes of page-locked memory").c_str());
-}
-
-PinnedBuffer::~PinnedBuffer() {
-  if (data_) cudaFreeHost(data_);
 }
 
 }  // namespace steploop

@@ -29,15 +29,17 @@ class CudaDeviceGuard {
 // What memory is for, and what to do when there is too little of it.
 enum class MemoryUse { kWeights, kActivations, kKvCache };
 
-// Device memory. Throws InvalidArgumentError when the device has too little, with the sizes.
-class DeviceBuffer {
+// Memory that goes back through kFree, whose result nobody could act on.
+template <cudaError_t (*kFree)(void*)>
+class CudaMemoryOwner {
  public:
-  DeviceBuffer() = default;
-  DeviceBuffer(size_t size_bytes, MemoryUse use);
-  ~DeviceBuffer();
-  DeviceBuffer(DeviceBuffer&& other) noexcept
+  CudaMemoryOwner() = default;
+  ~CudaMemoryOwner() {
+    if (data_) kFree(data_);  // a device that failed takes its memory along
+  }
+  CudaMemoryOwner(CudaMemoryOwner&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+  CudaMemoryOwner& operator=(CudaMemoryOwner&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     return *this;
@@ -49,34 +51,24 @@ class DeviceBuffer {
     return static_cast<T*>(data_);
   }
 
- private:
+ protected:
+  explicit CudaMemoryOwner(size_t size_bytes) : size_(size_bytes) {}
   void* data_ = nullptr;
   size_t size_ = 0;
 };
 
+// Device memory. Throws InvalidArgumentError when the device has too little, with the sizes.
+class DeviceBuffer : public CudaMemoryOwner<cudaFree> {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(size_t size_bytes, MemoryUse use);
+};
+
 // Page-locked host memory, which the device reads and writes directly.
-class PinnedBuffer {
+class PinnedBuffer : public CudaMemoryOwner<cudaFreeHost> {
  public:
   PinnedBuffer() = default;
   explicit PinnedBuffer(size_t size_bytes);
-  ~PinnedBuffer();
-  PinnedBuffer(PinnedBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-    return *this;
-  }
-
-  size_t size() const { return size_; }
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-
- private:
-  void* data_ = nullptr;
-  size_t size_ = 0;
 };
 
 }  // namespace steploop

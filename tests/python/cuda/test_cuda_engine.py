@@ -25,7 +25,7 @@ from steploop.errors import (
 )
 from steploop.weights import load_model, open_checkpoint
 
-from ..engine.serving import Result, Work, make_engine, run
+from ..engine.serving import Result, Work, make_engine, random_work, run
 
 pytestmark = pytest.mark.usefixtures("emulated_device")
 
@@ -84,25 +84,6 @@ def load(folder: Path, device: str, dtype: str = "bfloat16") -> Any:
     return load_model(open_checkpoint(str(folder), None), dtype, device)
 
 
-def some_work(*, seed: int, num_requests: int, longest: int, outputs: int) -> dict[str, Work]:
-    rng = random.Random(seed)
-    work = {}
-    for index in range(num_requests):
-        sampling: dict[str, Any] = {"temperature": 0.0}
-        if index % 3:
-            sampling = {
-                "temperature": rng.uniform(0.3, 1.2),
-                "top_p": rng.choice([1.0, 0.9]),
-                "top_k": rng.choice([0, 20]),
-            }
-        params = _C.SamplingParams(
-            max_tokens=rng.randint(2, outputs), ignore_eos=True, logprobs=0, seed=rng.getrandbits(60), **sampling
-        )
-        prompt = [rng.randrange(300) for _ in range(rng.randint(1, longest))]
-        work[str(index)] = Work(prompt, params, step=rng.randrange(6))
-    return work
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_logits_are_the_cpus(checkpoints: Callable[[str], Path], name: str) -> None:
     token_ids = [random.Random(1).randrange(300) for _ in range(70)]
@@ -154,7 +135,7 @@ def test_results_do_not_depend_on_the_batch(
     checkpoints: Callable[[str], Path], name: str, dtype: str, report: Callable[[str], None]
 ) -> None:
     model = load(checkpoints(name), "cuda", dtype)
-    work = some_work(seed=4, num_requests=12, longest=40, outputs=30)
+    work = random_work(300, 12, longest=40, outputs=30, seed=4)
     rng = random.Random(5)
     # Past 512 tokens attention has several splits, which an item of the planner may cut apart.
     greedy = _C.SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=0)

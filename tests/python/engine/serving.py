@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,27 @@ class Work:
     token_ids: list[int]
     params: Any
     step: int = 0
+
+
+def random_work(vocab_size: int, num_requests: int, *, longest: int, outputs: int, seed: int) -> dict[str, Work]:
+    """Requests of mixed lengths and sampling, arriving over the first steps. Their results depend on them alone: each
+    has its own seed, or is greedy."""
+    rng = random.Random(seed)
+    work = {}
+    for index in range(num_requests):
+        sampling: dict[str, Any] = {"temperature": 0.0}
+        if index % 2:
+            sampling = {
+                "temperature": rng.uniform(0.3, 1.5),
+                "top_p": rng.choice([1.0, 0.9]),
+                "top_k": rng.choice([0, 50]),
+            }
+        params = _C.SamplingParams(
+            max_tokens=rng.randint(3, outputs), ignore_eos=True, logprobs=0, seed=rng.getrandbits(60), **sampling
+        )
+        prompt = [rng.randrange(vocab_size) for _ in range(rng.randint(1, longest))]
+        work[str(index)] = Work(prompt, params, step=rng.randrange(12))
+    return work
 
 
 def run(engine: Any, work: dict[str, Work], *, shuffle_seed: int | None = None) -> dict[str, Result]:
