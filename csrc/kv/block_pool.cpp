@@ -7,12 +7,21 @@
 namespace steploop {
 
 BlockPool::BlockPool(int32_t num_blocks) {
-  if (num_blocks < 1) throw InvalidArgumentError(concat("num_kv_blocks must be >= 1, got ", num_blocks));
+  if (num_blocks < 0) throw InvalidArgumentError(concat("num_blocks must be >= 0, got ", num_blocks));
   blocks_.resize(static_cast<size_t>(num_blocks));
-  for (BlockId block = 0; block < num_blocks; ++block) append_free(block);
+  for (BlockId block = 0; block < num_blocks; ++block) push_back(block);
 }
 
-void BlockPool::append_free(BlockId block) {
+void BlockPool::push_front(BlockId block) {
+  Block& record = at(block);
+  record.previous = kNoBlock;
+  record.next = free_head_;
+  (free_head_ == kNoBlock ? free_tail_ : at(free_head_).previous) = block;
+  free_head_ = block;
+  ++num_free_;
+}
+
+void BlockPool::push_back(BlockId block) {
   Block& record = at(block);
   record.previous = free_tail_;
   record.next = kNoBlock;
@@ -21,17 +30,26 @@ void BlockPool::append_free(BlockId block) {
   ++num_free_;
 }
 
+void BlockPool::unlink(BlockId block) {
+  Block& record = at(block);
+  (record.previous == kNoBlock ? free_head_ : at(record.previous).next) = record.next;
+  (record.next == kNoBlock ? free_tail_ : at(record.next).previous) = record.previous;
+  record.previous = record.next = kNoBlock;
+  --num_free_;
+}
+
 BlockId BlockPool::allocate() {
   SL_CHECK(num_free_ > 0, "no free block");
   const BlockId block = free_head_;
-  Block& record = at(block);
-  free_head_ = record.next;
-  (free_head_ == kNoBlock ? free_tail_ : at(free_head_).previous) = kNoBlock;
-  --num_free_;
-  record.ref_count = 1;
-  record.next = kNoBlock;
-  record.hash = kNoHash;
+  unlink(block);
+  at(block).ref_count = 1;
   return block;
+}
+
+void BlockPool::take(BlockId block) {
+  SL_CHECK(block >= 0 && block < num_blocks() && at(block).ref_count == 0, "block ", block, " is not free");
+  unlink(block);
+  at(block).ref_count = 1;
 }
 
 void BlockPool::add_ref(BlockId block) {
@@ -39,16 +57,14 @@ void BlockPool::add_ref(BlockId block) {
   ++at(block).ref_count;
 }
 
-bool BlockPool::release(BlockId block) {
+bool BlockPool::release(BlockId block, bool keep_content) {
   SL_CHECK(block >= 0 && block < num_blocks() && at(block).ref_count > 0, "block ", block, " is not in use");
   if (--at(block).ref_count > 0) return false;
-  append_free(block);
+  if (keep_content)
+    push_back(block);
+  else
+    push_front(block);
   return true;
-}
-
-void BlockPool::set_hash(BlockId block, BlockHash hash) {
-  SL_CHECK(block >= 0 && block < num_blocks() && at(block).ref_count > 0, "block ", block, " is not in use");
-  at(block).hash = hash;
 }
 
 void BlockPool::shuffle_free_list(uint64_t seed) {
@@ -59,7 +75,7 @@ void BlockPool::shuffle_free_list(uint64_t seed) {
   for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
   free_head_ = free_tail_ = kNoBlock;
   num_free_ = 0;
-  for (BlockId block : order) append_free(block);
+  for (BlockId block : order) push_back(block);
 }
 
 void BlockPool::check_integrity() const {

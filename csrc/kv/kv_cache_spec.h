@@ -11,12 +11,4 @@ struct KvCacheSpec {
   int32_t window = 0;           // tokens; 0: the whole context
 };
 
-// The only way KV moves: copy-on-write, swap, offload, hand-over between engines.
-struct BlockTransfer {
-  int32_t src_pool = 0;
-  int32_t src_block = 0;
-  int32_t dst_pool = 0;
-  int32_t dst_block = 0;
-};
-
 }  // namespace steploop

@@ -19,7 +19,7 @@ uint64_t fold(uint64_t a, uint64_t b) {
 
 }  // namespace
 
-BlockHash hash_block(BlockHash parent, std::span<const TokenId> tokens, uint64_t extra_key) {
+BlockHash hash_block(uint64_t parent, std::span<const TokenId> tokens, uint64_t extra_key) {
   uint64_t state = fold(parent ^ kSeed, extra_key ^ kLengthKey) ^ tokens.size();
   for (size_t i = 0; i < tokens.size(); i += 2) {
     const auto first = static_cast<uint32_t>(tokens[i]);
@@ -27,8 +27,7 @@ BlockHash hash_block(BlockHash parent, std::span<const TokenId> tokens, uint64_t
     // state is added after the fold as well, so that no pair of tokens can erase what came before it.
     state += fold(state ^ kSeed, ((uint64_t{second} << 32) | first) ^ kTokenKey) + kLengthKey;
   }
-  state = fold(state ^ kLengthKey, kTokenKey);
-  return state == kNoHash ? kTokenKey : state;
+  return fold(state ^ kLengthKey, kTokenKey);
 }
 
 }  // namespace steploop
