@@ -25,7 +25,7 @@ Buffer::Buffer(size_t size_bytes) : size_(size_bytes) {
   void* base = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED)
     throw InvalidArgumentError(concat("could not reserve ", size_bytes, " bytes of memory: lower the KV cache size, ",
-                                      "max_num_batched_tokens or max_num_seqs"));
+                                      "swap_space_bytes, max_num_batched_tokens or max_num_seqs"));
   // Trim both ends of the over-sized reservation to the aligned part.
   char* begin = static_cast<char*>(base);
   char* aligned = begin + (alignment - reinterpret_cast<uintptr_t>(begin) % alignment) % alignment;

@@ -1,6 +1,7 @@
 // CpuExec: how each operation is divided among the threads, and where they meet.
 #include "exec/cpu_exec.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/check.h"
@@ -16,6 +17,8 @@ namespace {
 // has all rows and a share of the output columns, so that each weight is read by one thread, and they meet after
 // every operation.
 constexpr int64_t kMinRowsToSplit = 256;
+
+constexpr int64_t kCacheLine = 64;  // bytes
 
 }  // namespace
 
@@ -51,10 +54,37 @@ KvCacheView CpuExec::make_kv_layer(DType dtype, int32_t num_kv_heads, int32_t he
   return view;
 }
 
+KvCacheView CpuExec::make_host_kv_layer(const KvCacheView& layer, int64_t num_blocks) {
+  KvCacheView view = layer;
+  view.data = allocate(static_cast<size_t>(num_blocks * view.block_bytes));
+  return view;
+}
+
 bool CpuExec::split_by_rows(int64_t num_rows) const { return num_rows >= kMinRowsToSplit && team_.size() > 1; }
 
 void CpuExec::sync(TeamMember& member, int64_t num_rows) const {
   if (!split_by_rows(num_rows)) member.barrier();
+}
+
+// A thread has the same bytes of every block, of some layers: it makes all transfers of them in order and alone.
+void CpuExec::transfer_blocks(TeamMember& member, const TransferParams& params) {
+  const auto num_layers = static_cast<int64_t>(params.pools[kDevicePool].size());
+  const int64_t block_bytes = num_layers ? params.pools[kDevicePool][0].block_bytes : 0;
+  const int64_t num_lines = ceil_div(block_bytes, kCacheLine);
+  const int64_t begin = member.share_begin(num_layers * num_lines), end = member.share_end(num_layers * num_lines);
+  for (int64_t line = begin; line < end;) {
+    const auto layer = static_cast<size_t>(line / num_lines);
+    const int64_t first = line % num_lines, last = std::min(first + end - line, num_lines);
+    const int64_t offset = first * kCacheLine;
+    const auto size = static_cast<size_t>(std::min(last * kCacheLine, block_bytes) - offset);
+    const auto part_of = [&](int32_t pool, BlockId block) {
+      return static_cast<char*>(params.pools[pool][layer].data) + block * block_bytes + offset;
+    };
+    for (const BlockTransfer& transfer : params.transfers)
+      std::memcpy(part_of(transfer.dst_pool, transfer.dst_block), part_of(transfer.src_pool, transfer.src_block), size);
+    line += last - first;
+  }
+  member.barrier();
 }
 
 void CpuExec::embedding(TeamMember& member, const Weight& table, const EmbeddingParams& params) {

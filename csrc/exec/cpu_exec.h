@@ -27,11 +27,13 @@ class CpuExec final : public Exec {
   void download(void* destination, const void* source, size_t size_bytes) override;
   KvCacheView make_kv_layer(DType dtype, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
                             int64_t num_blocks) override;
+  KvCacheView make_host_kv_layer(const KvCacheView& layer, int64_t num_blocks) override;
 
   AttentionPlanLimits attention_plan_limits() const override { return kCpuAttentionPlan; }
   const ForwardBatch& begin_step(const ForwardBatch& batch, const SampleParams&) override { return batch; }
   void run(FunctionRef<void(TeamMember&)> program) override { team_.run(program); }
 
+  void transfer_blocks(TeamMember& member, const TransferParams& params) override;
   void embedding(TeamMember& member, const Weight& table, const EmbeddingParams& params) override;
   void rms_norm(TeamMember& member, const Weight& weight, RmsNormParams params) override;
   void linear(TeamMember& member, const Weight& weight, const LinearParams& params) override;

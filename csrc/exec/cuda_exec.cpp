@@ -62,7 +62,8 @@ AttentionPlanLimits CudaExec::plan_limits() {
 
 int64_t CudaExec::memory_bytes(const ExecOptions& options) {
   return static_cast<int64_t>(CudaStepInputs::max_bytes(options, plan_limits()) + partial_out_bytes(options) +
-                              kPartialMaxSumBytes + product_bytes(options) + sampled_bytes(options));
+                              kPartialMaxSumBytes + product_bytes(options) + sampled_bytes(options) +
+                              CudaTransfers::device_bytes(options));
 }
 
 CudaExec::CudaExec(const ExecOptions& options)
@@ -70,12 +71,13 @@ CudaExec::CudaExec(const ExecOptions& options)
       plan_(plan_limits()),
       isa_(isa_name()),
       inputs_(options, plan_),
+      transfers_(options),
       partial_out_(partial_out_bytes(options), MemoryUse::kActivations),
       partial_max_sum_(kPartialMaxSumBytes, MemoryUse::kActivations),
       product_(product_bytes(options), MemoryUse::kActivations),
       sampled_(sampled_bytes(options), MemoryUse::kActivations),
-      sampled_host_(sampled_.size()),
-      logits_row_(static_cast<size_t>(options.vocab_size) * sizeof(float)),
+      sampled_host_(sampled_.size(), MemoryUse::kActivations),
+      logits_row_(static_cast<size_t>(options.vocab_size) * sizeof(float), MemoryUse::kActivations),
       host_sampler_(options.vocab_size) {
   check_cuda(cudaDeviceSynchronize(), "loading weights");  // which used the default stream
   // Not that stream: it waits for all others, and cannot be captured.
@@ -120,6 +122,14 @@ KvCacheView CudaExec::make_kv_layer(DType dtype, int32_t num_kv_heads, int32_t h
   return view;
 }
 
+KvCacheView CudaExec::make_host_kv_layer(const KvCacheView& layer, int64_t num_blocks) {
+  const CudaDeviceGuard guard;
+  KvCacheView view = layer;
+  host_buffers_.emplace_back(static_cast<size_t>(num_blocks * view.block_bytes), MemoryUse::kHostKv);
+  view.data = host_buffers_.back().as<void>();
+  return view;
+}
+
 const ForwardBatch& CudaExec::begin_step(const ForwardBatch& batch, const SampleParams& samples) {
   const CudaDeviceGuard guard;
   return inputs_.pack(batch, samples, stream_);
@@ -137,6 +147,11 @@ void CudaExec::run(FunctionRef<void(TeamMember&)> program) {
   }
   check_cuda(cudaStreamSynchronize(stream_), "a step's kernels");
   take_samples();
+}
+
+void CudaExec::transfer_blocks(TeamMember&, const TransferParams& params) {
+  const ProfilerRange range("transfer_blocks");
+  transfers_.enqueue(params, stream_);
 }
 
 void CudaExec::embedding(TeamMember&, const Weight& table, const EmbeddingParams& params) {

@@ -7,6 +7,7 @@
 
 #include "exec/cuda_memory.h"
 #include "exec/cuda_step_inputs.h"
+#include "exec/cuda_transfers.h"
 #include "exec/exec.h"
 
 namespace steploop {
@@ -28,11 +29,13 @@ class CudaExec final : public Exec {
   void download(void* destination, const void* source, size_t size_bytes) override;
   KvCacheView make_kv_layer(DType dtype, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
                             int64_t num_blocks) override;
+  KvCacheView make_host_kv_layer(const KvCacheView& layer, int64_t num_blocks) override;
 
   AttentionPlanLimits attention_plan_limits() const override { return plan_; }
   const ForwardBatch& begin_step(const ForwardBatch& batch, const SampleParams& samples) override;
   void run(FunctionRef<void(TeamMember&)> program) override;
 
+  void transfer_blocks(TeamMember& member, const TransferParams& params) override;
   void embedding(TeamMember& member, const Weight& table, const EmbeddingParams& params) override;
   void rms_norm(TeamMember& member, const Weight& weight, RmsNormParams params) override;
   void linear(TeamMember& member, const Weight& weight, const LinearParams& params) override;
@@ -52,7 +55,9 @@ class CudaExec final : public Exec {
   ThreadTeam team_{1};
   CUstream_st* stream_ = nullptr;
   CudaStepInputs inputs_;
+  CudaTransfers transfers_;
   std::vector<DeviceBuffer> buffers_;
+  std::vector<PinnedBuffer> host_buffers_;
   DeviceBuffer partial_out_;      // [max_partial_rows, head_dim]
   DeviceBuffer partial_max_sum_;  // [max_partial_rows, 2]
   DeviceBuffer product_;          // of another library's matmul, before the epilogue

@@ -28,6 +28,7 @@ const char* name_of(MemoryUse use) {
     case MemoryUse::kWeights: return "weights";
     case MemoryUse::kActivations: return "activations";
     case MemoryUse::kKvCache: return "the KV cache";
+    case MemoryUse::kHostKv: return "swapped-out KV blocks";
   }
   return "";
 }
@@ -36,8 +37,9 @@ const char* advice_for(MemoryUse use) {
   switch (use) {
     case MemoryUse::kWeights: return "take a smaller model, or free what else is on the device";
     case MemoryUse::kActivations:
-      return "lower max_num_batched_tokens or max_num_seqs, or free what else is on the device";
+      return "lower max_num_batched_tokens or max_num_seqs, or free what else takes memory there";
     case MemoryUse::kKvCache: return "lower gpu_memory_utilization, kv_cache_memory_bytes or num_kv_blocks";
+    case MemoryUse::kHostKv: return "lower swap_space_bytes or num_host_blocks, or free memory of the host";
   }
   return "";
 }
@@ -57,9 +59,23 @@ DeviceBuffer::DeviceBuffer(size_t size_bytes, MemoryUse use) : CudaMemoryOwner(s
   check_cuda(error, "cudaMalloc");
 }
 
-PinnedBuffer::PinnedBuffer(size_t size_bytes) : CudaMemoryOwner(size_bytes) {
-  if (size_bytes)
-    check_cuda(cudaMallocHost(&data_, size_bytes), concat(size_bytes, " bytes of page-locked memory").c_str());
+PinnedBuffer::PinnedBuffer(size_t size_bytes, MemoryUse use) : CudaMemoryOwner(size_bytes) {
+  if (size_bytes == 0) return;
+  const cudaError_t error = cudaMallocHost(&data_, size_bytes);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw InvalidArgumentError(concat("the host did not give ", size_bytes, " bytes of page-locked memory for ",
+                                      name_of(use), "; ", advice_for(use)));
+  }
+  check_cuda(error, "cudaMallocHost");
 }
+
+CudaEvent::CudaEvent() {
+  check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+}
+
+void CudaEvent::record(cudaStream_t stream) { check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord"); }
+
+void CudaEvent::wait() { check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
 
 }  // namespace steploop

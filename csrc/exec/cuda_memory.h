@@ -27,7 +27,7 @@ class CudaDeviceGuard {
 };
 
 // What memory is for, and what to do when there is too little of it.
-enum class MemoryUse { kWeights, kActivations, kKvCache };
+enum class MemoryUse { kWeights, kActivations, kKvCache, kHostKv };
 
 // Memory that goes back through kFree, whose result nobody could act on.
 template <cudaError_t (*kFree)(void*)>
@@ -64,11 +64,27 @@ class DeviceBuffer : public CudaMemoryOwner<cudaFree> {
   DeviceBuffer(size_t size_bytes, MemoryUse use);
 };
 
-// Page-locked host memory, which the device reads and writes directly.
+// Page-locked host memory, which the device reads and writes directly. Throws InvalidArgumentError when the host has
+// too little, with the size.
 class PinnedBuffer : public CudaMemoryOwner<cudaFreeHost> {
  public:
   PinnedBuffer() = default;
-  explicit PinnedBuffer(size_t size_bytes);
+  PinnedBuffer(size_t size_bytes, MemoryUse use);
+};
+
+// A point in a stream's work that the host can wait for.
+class CudaEvent {
+ public:
+  CudaEvent();
+  ~CudaEvent() { cudaEventDestroy(event_); }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  void record(cudaStream_t stream);
+  void wait();  // for the point last recorded, if there is one
+
+ private:
+  cudaEvent_t event_ = nullptr;
 };
 
 }  // namespace steploop

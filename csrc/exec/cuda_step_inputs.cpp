@@ -34,7 +34,7 @@ size_t CudaStepInputs::max_bytes(const ExecOptions& options, const AttentionPlan
 }
 
 CudaStepInputs::CudaStepInputs(const ExecOptions& options, const AttentionPlanLimits& plan)
-    : device_(max_bytes(options, plan), MemoryUse::kActivations), host_(device_.size()) {}
+    : device_(max_bytes(options, plan), MemoryUse::kActivations), host_(device_.size(), MemoryUse::kActivations) {}
 
 template <class T>
 T* CudaStepInputs::reserve(int64_t count, const T** on_device) {

@@ -13,6 +13,7 @@
 #include "exec/forward_batch.h"
 #include "kernels/attention_plan.h"
 #include "kernels/params.h"
+#include "kv/block_transfer.h"
 #include "kv/kv_cache_spec.h"
 #include "sample/sampler.h"
 
@@ -60,6 +61,12 @@ struct SampleParams {
   SampleResult* results = nullptr;  // [num_rows], on the host
 };
 
+// Block transfers between the pools of all layers, which are alike but for the number of their blocks.
+struct TransferParams {
+  std::span<const KvCacheView> pools[2];     // by kDevicePool and kHostPool: [num_layers]
+  std::span<const BlockTransfer> transfers;  // in order, each seeing what those before it did
+};
+
 // out = a weight^T in the inputs' 16-bit type, by another library: a [num_rows, in_features], weight [out_features,
 // in_features], out [num_rows, out_features], all contiguous. Enqueues on the current stream of that library. Returns
 // null, or why it failed, valid until this thread's next call.
@@ -74,11 +81,14 @@ struct ExecOptions {
   int32_t head_dim = 0;
   int32_t hidden_size = 0;
   int32_t vocab_size = 0;
+  int32_t num_layers = 0;
   int32_t max_out_features = 0;  // of any linear weight but the last
   int32_t max_num_batched_tokens = 0;
   int32_t max_num_sequences = 0;
   int32_t max_num_sample_rows = 0;
   int32_t max_blocks_per_sequence = 0;
+  int32_t num_kv_blocks = 0;
+  int32_t num_host_blocks = 0;
   MatmulFunction matmul = nullptr;  // CUDA: instead of our own batch-invariant one
 };
 
@@ -97,6 +107,8 @@ class Exec {
   virtual void download(void* destination, const void* source, size_t size_bytes) = 0;  // to the host; waits
   virtual KvCacheView make_kv_layer(DType dtype, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
                                     int64_t num_blocks) = 0;
+  // The layer's part of the host pool: blocks like those of `layer`, in host memory that the device reads and writes.
+  virtual KvCacheView make_host_kv_layer(const KvCacheView& layer, int64_t num_blocks) = 0;
 
   virtual AttentionPlanLimits attention_plan_limits() const = 0;
 
@@ -104,6 +116,7 @@ class Exec {
   virtual const ForwardBatch& begin_step(const ForwardBatch& batch, const SampleParams& samples) = 0;
   virtual void run(FunctionRef<void(TeamMember&)> program) = 0;  // returns when the step's results are on the host
 
+  virtual void transfer_blocks(TeamMember& member, const TransferParams& params) = 0;
   // table: a table weight, or a linear weight whose rows are the embeddings (tied).
   virtual void embedding(TeamMember& member, const Weight& table, const EmbeddingParams& params) = 0;
   virtual void rms_norm(TeamMember& member, const Weight& weight, RmsNormParams params) = 0;

@@ -41,13 +41,19 @@ int64_t Decoder::activation_bytes(const ModelConfig& config, DType dtype, const 
 }
 
 Decoder::Decoder(const Model& model, Exec& exec, const Limits& limits)
-    : model_(model), config_(model.config()), exec_(exec), dtype_(model.dtype()) {
+    : model_(model),
+      config_(model.config()),
+      exec_(exec),
+      dtype_(model.dtype()),
+      num_blocks_{limits.num_kv_blocks, limits.num_host_blocks} {
   SL_CHECK(model.finished(), "the model is not loaded");
   z_ = take_activations(config_, dtype_, limits, [&exec](size_t size_bytes) { return exec.allocate(size_bytes); });
   make_rope_table(limits.max_model_len);
-  for (int32_t i = 0; i < config_.num_layers; ++i)
+  for (int32_t i = 0; i < config_.num_layers; ++i) {
     kv_.push_back(exec_.make_kv_layer(limits.kv_dtype, config_.num_kv_heads, config_.head_dim, limits.block_size,
                                       limits.num_kv_blocks));
+    host_kv_.push_back(exec_.make_host_kv_layer(kv_.back(), limits.num_host_blocks));
+  }
 }
 
 // Angles are products of float32 frequencies and positions, as in the models' own code. llama3: frequencies whose
@@ -81,6 +87,19 @@ void Decoder::make_rope_table(int32_t max_position) {
   }
   exec_.upload(z_.rope_cos, cosines.data(), count * sizeof(float));
   exec_.upload(z_.rope_sin, sines.data(), count * sizeof(float));
+}
+
+void Decoder::transfer(TeamMember& member, std::span<const BlockTransfer> transfers) {
+  if (transfers.empty()) return;
+  const auto check = [this](int32_t pool, BlockId block) {
+    SL_CHECK(pool == kDevicePool || pool == kHostPool, "pool ", pool);
+    SL_CHECK(block >= 0 && block < num_blocks_[pool], "block ", block, " of ", num_blocks_[pool], " in pool ", pool);
+  };
+  for (const BlockTransfer& transfer : transfers) {
+    check(transfer.src_pool, transfer.src_block);
+    check(transfer.dst_pool, transfer.dst_block);
+  }
+  exec_.transfer_blocks(member, {{kv_, host_kv_}, transfers});
 }
 
 void Decoder::forward(TeamMember& member, const ForwardBatch& batch) {

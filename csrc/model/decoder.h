@@ -1,6 +1,7 @@
 // The forward pass of a decoder-only transformer, written once for every device.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "exec/exec.h"
@@ -17,16 +18,18 @@ class Decoder {
     int32_t max_model_len = 0;
     int32_t block_size = 0;
     int32_t num_kv_blocks = 0;
+    int32_t num_host_blocks = 0;
     DType kv_dtype = DType::kFloat32;
   };
 
-  // What the constructor allocates, except the KV cache.
+  // What the constructor allocates, except the KV cache and the host pool.
   static int64_t activation_bytes(const ModelConfig& config, DType dtype, const Limits& limits);
 
-  // Takes activations, logits and the KV cache from the exec. Both must outlive this.
+  // Takes activations, logits, the KV cache and the host pool from the exec. Both must outlive this.
   Decoder(const Model& model, Exec& exec, const Limits& limits);
 
-  // Every member of exec's team calls this. Afterwards logits() holds one row per sample row.
+  // Every member of exec's team calls these: first what the step moves, then the pass. Afterwards logits() holds one row per sample row.
+  void transfer(TeamMember& member, std::span<const BlockTransfer> transfers);
   void forward(TeamMember& member, const ForwardBatch& batch);
 
   float* logits() const { return z_.logits; }  // [max_num_sample_rows, vocab_size]
@@ -58,7 +61,9 @@ class Decoder {
   const ModelConfig& config_;
   Exec& exec_;
   DType dtype_;
-  std::vector<KvCacheView> kv_;  // per layer
+  int32_t num_blocks_[2];             // by kDevicePool and kHostPool
+  std::vector<KvCacheView> kv_;       // per layer
+  std::vector<KvCacheView> host_kv_;  // per layer
   Activations z_;
 };
 

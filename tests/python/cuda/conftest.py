@@ -8,12 +8,35 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from steploop.weights import load_model, open_checkpoint
+
 ROOT = Path(__file__).parents[3]
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
+
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}),
+    "llama-tied-mqa": (
+        "Llama",
+        {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64, "tie_word_embeddings": True},
+    ),
+    "llama-biases": (
+        "Llama",
+        {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 96,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "llama-256": ("Llama", {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256}),
+    "qwen3": ("Qwen3", {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128}),
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -105,3 +128,37 @@ def fresh_process(emulated_device: Path) -> Callable[[str, dict[str, str]], str]
         return done.stderr
 
     return fail
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folders with random models of 2 layers, each made once."""
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            import transformers
+
+            family, shape = SHAPES[name]
+            torch.manual_seed(sum(map(ord, name)))
+            config = getattr(transformers, f"{family}Config")(
+                **{"vocab_size": 300, "hidden_size": 64, "intermediate_size": 144, "num_hidden_layers": 2}
+                | {"max_position_embeddings": 1024, "tie_word_embeddings": False, "initializer_range": 0.2}
+                | shape
+            )
+            model = getattr(transformers, f"{family}ForCausalLM")(config)
+            with torch.no_grad():
+                for parameter_name, parameter in model.named_parameters():
+                    if parameter_name.endswith("norm.weight"):
+                        parameter.uniform_(0.5, 1.5)
+                    elif parameter_name.endswith("bias"):
+                        parameter.normal_(0, 0.3)
+            made[name] = tmp_path_factory.mktemp(name)
+            model.save_pretrained(made[name])
+        return made[name]
+
+    return get
+
+
+def load(folder: Path, device: str, dtype: str = "bfloat16") -> Any:
+    return load_model(open_checkpoint(str(folder), None), dtype, device)
