@@ -5,8 +5,16 @@
 
 namespace steploop {
 
+struct SchedulerStats;
+pybind11::dict to_dict(const SchedulerStats& stats);
+
+class Engine;
+pybind11::dict stats_of(const Engine& engine);
+pybind11::list drain_iteration_stats(Engine& engine);
+
 void bind_errors(pybind11::module_& m);
 void bind_sampling(pybind11::module_& m);
+void bind_block_manager(pybind11::module_& m);
 void bind_scheduler(pybind11::module_& m);
 void bind_model(pybind11::module_& m);
 void bind_engine(pybind11::module_& m);

@@ -6,6 +6,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("__version__") = STEPLOOP_VERSION;
   steploop::bind_errors(m);
   steploop::bind_sampling(m);
+  steploop::bind_block_manager(m);
   steploop::bind_scheduler(m);
   steploop::bind_model(m);
   steploop::bind_engine(m);

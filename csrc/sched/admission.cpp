@@ -1,37 +1,140 @@
-// Admission: which waiting sequence may start now. This is all that differs between the scheduling policies.
-#include <algorithm>
+// The admission policies, one class each.
+#include "sched/admission.h"
 
-#include "sched/scheduler.h"
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
 
 namespace steploop {
 
-// The head of the queue or nobody: one that does not fit is not overtaken, or a long prompt could wait for ever.
-Sequence* Scheduler::next_to_admit() {
-  // Each running sequence gets a token per step, so that no more of them than tokens can run.
-  const int32_t max_num_running = std::min(config_.max_num_seqs, config_.max_num_batched_tokens);
-  Sequence* head = waiting_.front();
-  if (!head || static_cast<int32_t>(running_.size()) >= max_num_running) return nullptr;
-  const bool fits = config_.policy == SchedulingPolicy::kStatic ? fits_static_batch(*head) : fits_on_demand(*head);
-  return fits ? head : nullptr;
+size_t AdmissionPolicy::victim(const BatchView& batch) const { return batch.running.size() - 1; }
+
+namespace {
+
+// Blocks that a sequence does not hold yet, until it has num_tokens.
+int64_t num_missing_blocks(const Sequence& sequence, int32_t num_tokens, const BlockManager& blocks) {
+  return std::max(0, blocks.num_blocks_for(num_tokens) - sequence.blocks.num_blocks());
 }
 
-// Needs budget, and free blocks for all tokens it has, though the step may only take a first chunk: a prompt that
-// starts can run to its end. The count is exact, since no other sequence is in the middle of its prompt (see
-// Scheduler). Beside others it also leaves one block for each of them: these grow by one every block_size steps, and
-// without that a newcomer would often be preempted within a few steps and its prompt be computed for nothing.
-bool Scheduler::fits_on_demand(const Sequence& sequence) const {
-  if (budget_left_ == 0) return false;
-  const int64_t num_needed = block_manager_.num_blocks_for(sequence.num_tokens());
-  return num_needed + static_cast<int64_t>(running_.size()) <= block_manager_.pool().num_free();
+// Of `next`, beyond those that it starts with.
+int64_t num_later_blocks(const Sequence& next, int32_t num_tokens, const BlockManager& blocks) {
+  return blocks.num_blocks_for(num_tokens) - blocks.num_blocks_for(next.num_tokens());
 }
 
-// Joins while a batch is being filled, if all of the batch fits however long its sequences get: no preemption, ever.
-bool Scheduler::fits_static_batch(const Sequence& sequence) {
-  if (!static_batch_open_) return false;
-  const int64_t num_needed = static_batch_blocks_ + block_manager_.num_blocks_for(sequence.max_num_computed_tokens());
-  if (num_needed > block_manager_.pool().num_blocks()) return false;
-  static_batch_blocks_ = num_needed;
-  return true;
+// Orca (Yu et al., OSDI '22, section 4.2: a slot is reserved for max_tokens); TensorRT-LLM's GUARANTEED_NO_EVICT.
+// Admits while the blocks of all to their longest possible end fit, so that nobody ever has to give way.
+class Reserve : public AdmissionPolicy {
+ public:
+  bool admits(const Sequence& next, int32_t num_start_blocks, const BatchView& batch) const override {
+    int64_t num_needed = num_start_blocks + num_later_blocks(next, next.max_num_computed_tokens(), batch.blocks);
+    for (const Sequence* sequence : batch.running)
+      num_needed += num_missing_blocks(*sequence, sequence->max_num_computed_tokens(), batch.blocks);
+    return num_needed <= batch.blocks.num_free();
+  }
+};
+
+// Request-level batching, the baseline: fills a batch, and admits nobody until all of it has ended.
+class Static final : public Reserve {
+ public:
+  void begin_step(const BatchView& batch) override { is_open_ = batch.running.empty(); }
+  bool admits(const Sequence& next, int32_t num_start_blocks, const BatchView& batch) const override {
+    return is_open_ && Reserve::admits(next, num_start_blocks, batch);
+  }
+  bool fills_batch_at_once() const override { return true; }
+
+ private:
+  bool is_open_ = false;
+};
+
+// vLLM V1; TensorRT-LLM's MAX_UTILIZATION. Blocks as needed; whoever comes last gives way. Beside others a newcomer
+// must leave one block for each of them: these grow by one every block_size steps, and without that it would often give
+// way within a few steps, its prompt computed for nothing.
+class OnDemand final : public AdmissionPolicy {
+ public:
+  explicit OnDemand(int64_t num_spare_blocks) : num_spare_blocks_(num_spare_blocks) {}
+
+  bool admits(const Sequence&, int32_t num_start_blocks, const BatchView& batch) const override {
+    if (batch.running.empty()) return true;
+    const auto num_growing = static_cast<int64_t>(batch.running.size());
+    return num_start_blocks + num_growing + num_spare_blocks_ <= batch.blocks.num_free();
+  }
+  bool preempts() const override { return true; }
+
+ private:
+  int64_t num_spare_blocks_;  // the watermark
+};
+
+// SGLang (python/sglang/srt/managers/schedule_policy.py). Expects of each sequence a share of its max_tokens: at first
+// kFirstRatio, less with every step that goes well, more once somebody had to give way. Those with the fewest outputs
+// do, as they lose the least.
+class Estimate final : public AdmissionPolicy {
+ public:
+  explicit Estimate(int64_t num_spare_blocks) : num_spare_blocks_(num_spare_blocks) {}
+
+  void begin_step(const BatchView& batch) override {
+    if (!batch.running.empty()) ratio_ = std::max(kLeastRatio, ratio_ - kDecay);
+  }
+
+  bool admits(const Sequence& next, int32_t num_start_blocks, const BatchView& batch) const override {
+    if (batch.running.empty()) return true;
+    int64_t num_needed = num_start_blocks + num_later_blocks(next, num_expected_tokens(next), batch.blocks);
+    for (const Sequence* sequence : batch.running)
+      num_needed += num_missing_blocks(*sequence, num_expected_tokens(*sequence), batch.blocks);
+    return num_needed + num_spare_blocks_ <= batch.blocks.num_free();
+  }
+
+  bool preempts() const override { return true; }
+
+  size_t victim(const BatchView& batch) const override {
+    const auto gives_way_before = [](const Sequence* a, const Sequence* b) {
+      if (a->priority_class != b->priority_class) return a->priority_class > b->priority_class;
+      if (a->num_output_tokens() != b->num_output_tokens()) return a->num_output_tokens() < b->num_output_tokens();
+      return a->arrival_number > b->arrival_number;
+    };
+    const auto& running = batch.running;
+    return static_cast<size_t>(std::min_element(running.begin(), running.end(), gives_way_before) - running.begin());
+  }
+
+  // What those left have made so far, and kStepsAhead more each, as a share of what they may make.
+  void on_preemption(const BatchView& batch) override {
+    int64_t num_outputs = 0, num_most = 0;
+    for (const Sequence* sequence : batch.running) {
+      num_outputs += sequence->num_output_tokens() + kStepsAhead;
+      num_most += sequence->stop.max_tokens;
+    }
+    const double seen = num_most == 0 ? 0 : static_cast<double>(num_outputs) / static_cast<double>(num_most);
+    ratio_ = std::min(1.0, std::max(ratio_ + kLeastRaise, seen));
+  }
+
+  double output_ratio() const override { return ratio_; }
+
+ private:
+  static constexpr double kFirstRatio = 0.7, kLeastRatio = 0.1;
+  static constexpr double kDecay = (kFirstRatio - kLeastRatio) / 600;  // per step
+  static constexpr double kLeastRaise = 0.02;
+  static constexpr int32_t kStepsAhead = 20;
+
+  int32_t num_expected_tokens(const Sequence& sequence) const {
+    const double more = ratio_ * (sequence.stop.max_tokens - sequence.num_output_tokens());
+    return std::min(sequence.max_num_computed_tokens(), sequence.num_tokens() + static_cast<int32_t>(std::ceil(more)));
+  }
+
+  int64_t num_spare_blocks_;
+  double ratio_ = kFirstRatio;
+};
+
+}  // namespace
+
+std::unique_ptr<AdmissionPolicy> make_admission_policy(const SchedulerConfig& config) {
+  const auto num_spare_blocks = static_cast<int64_t>(config.watermark * config.blocks.num_blocks);
+  switch (config.policy) {
+    case SchedulingPolicy::kReserve: return std::make_unique<Reserve>();
+    case SchedulingPolicy::kStatic: return std::make_unique<Static>();
+    case SchedulingPolicy::kEstimate: return std::make_unique<Estimate>(num_spare_blocks);
+    case SchedulingPolicy::kOnDemand: break;
+  }
+  return std::make_unique<OnDemand>(num_spare_blocks);
 }
 
 }  // namespace steploop

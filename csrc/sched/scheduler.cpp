@@ -9,99 +9,122 @@ namespace steploop {
 
 const SchedulerOutput& Scheduler::schedule(int64_t now_us) {
   SL_CHECK(!in_flight_ || output_.empty(), "schedule called while step ", output_.step_id, " is in flight");
-  begin_step();
-
-  for (size_t i = 0; i < running_.size(); ++i) {
-    Sequence& sequence = *running_[i];
-    const int32_t num_tokens = std::min(sequence.num_uncomputed_tokens(), budget_left_);
-    if (num_tokens == 0) break;  // only kStatic: older prompts take it all
-    if (!make_room(sequence, sequence.num_computed_tokens + num_tokens)) break;  // it was the last, and is preempted
-    schedule_tokens(sequence, num_tokens, now_us);
+  begin_step(now_us);
+  make_way_for_higher_class();
+  if (config_.enable_chunked_prefill) {
+    schedule_decodes();
+    if (config_.prompt_sharing == PromptSharing::kInOrder) share_prompts();
+    if (!ran_out_) start_waiting();
+    if (config_.prompt_sharing == PromptSharing::kEqualProgress) share_prompts();
+  } else {
+    if (may_interrupt_decodes()) {
+      share_prompts();
+      start_waiting();
+    }
+    num_decode_steps_ = output_.empty() ? num_decode_steps_ + 1 : 0;
+    if (output_.empty()) schedule_decodes();
+    if (output_.empty()) share_prompts();  // of a sample that waited for another's prompt, which failed
   }
-
-  // Blocks ran out: nobody joins. (The head of the queue, the last victim, would not fit anyway: see Scheduler.)
-  if (!output_.preempted.empty()) return output_;
-
-  while (Sequence* sequence = next_to_admit()) {
-    waiting_.remove(*sequence);
-    counters_.num_preempted -= sequence->state == SequenceState::kPreempted;
-    sequence->state = SequenceState::kRunning;
-    running_.push_back(sequence);
-    const int32_t num_tokens = std::min(sequence->num_uncomputed_tokens(), budget_left_);
-    if (num_tokens == 0) continue;  // only kStatic: in the batch, but its turn comes in a later step
-    SL_CHECK(block_manager_.grow(sequence->blocks, num_tokens), "sequence ", sequence->id,
-             " was admitted without blocks");
-    schedule_tokens(*sequence, num_tokens, now_us);
+  if (!output_.empty()) {
+    ++counters_.num_steps;
+    counters_.num_empty_slots += config_.max_num_seqs - static_cast<int32_t>(output_.scheduled.size());
   }
   return output_;
 }
 
-void Scheduler::begin_step() {
+void Scheduler::begin_step(int64_t now_us) {
   while (Sequence* sequence = ended_.front()) {
     ended_.remove(*sequence);
     sequences_.erase(sequence->id);
   }
   finished_.clear();
   output_.scheduled.clear();
+  output_.transfers.clear();
   output_.preempted.clear();
+  output_.timed_out.clear();
   output_.num_scheduled_tokens = output_.num_prompt_tokens = output_.num_decode_tokens = output_.num_sample_rows = 0;
+  output_.num_decode_sequences = 0;
   ++output_.step_id;
   in_flight_ = true;
-  budget_left_ = config_.max_num_batched_tokens;
-  static_batch_open_ = running_.empty();
-  static_batch_blocks_ = 0;
+  ran_out_ = false;
+  now_us_ = now_us;
+  end_late_sequences(now_us);
+  counters_.token_budget = budget_left_ = token_budget();
+  policy_->begin_step(batch_);
 }
 
-// Grows a running sequence's table, preempting the latest arrivals; false if that was the sequence itself.
-bool Scheduler::make_room(Sequence& sequence, int32_t num_tokens) {
-  while (!block_manager_.grow(sequence.blocks, num_tokens)) {
-    Sequence& victim = *running_.back();
-    preempt(victim);
-    if (&victim == &sequence) return false;
+void Scheduler::end_late_sequences(int64_t now_us) {
+  for (Sequence* first; (first = deadlines_.first()) && first->options.deadline_us <= now_us;) {
+    leave(*first);
+    end(*first, FinishReason::kTimeout, now_us);
+    output_.timed_out.push_back(first);
   }
-  return true;
 }
 
-void Scheduler::preempt(Sequence& sequence) {
-  SL_CHECK(!sequence.in_flight && running_.size() > 1, "sequence ", sequence.id, " must not be preempted");
-  running_.pop_back();
-  waiting_.push_front(sequence);
-  block_manager_.free(sequence.blocks);
-  sequence.state = SequenceState::kPreempted;
-  sequence.num_computed_tokens = 0;
-  ++sequence.num_preemptions;
-  ++counters_.num_preemptions;
-  ++counters_.num_preempted;
-  output_.preempted.push_back(sequence.id);
+// One token for everybody who decodes or takes over another sample's prompt, and the blocks for it.
+void Scheduler::schedule_decodes() {
+  for (cursor_ = 0; cursor_ < static_cast<int32_t>(running_.size()); ++cursor_) {
+    Sequence& sequence = *running_[static_cast<size_t>(cursor_)];
+    const bool is_ready = sequence.state == SequenceState::kWaitingForKv
+                              ? take_over_prompt(sequence)
+                              : sequence.is_decoding() && make_room(sequence, sequence.num_tokens());
+    if (is_ready) schedule_tokens(sequence, 1);
+  }
+  output_.num_decode_sequences = static_cast<int32_t>(output_.scheduled.size());
+  cursor_ = -1;
+}
+
+// What is left of the budget, to the prompts in progress.
+void Scheduler::share_prompts() {
+  const int32_t most =
+      config_.prompt_sharing == PromptSharing::kEqualProgress ? equal_share() : config_.max_num_batched_tokens;
+  for (Sequence* sequence : running_)
+    if (is_prompt_in_progress(*sequence)) schedule_prompt(*sequence, most);
+}
+
+void Scheduler::schedule_prompt(Sequence& sequence, int32_t most) {
+  // Others may have computed more of it since it began, or do so in this very step.
+  reuse_prefix(sequence);
+  if (const int32_t num_tokens = num_prompt_tokens_for(sequence, most); num_tokens > 0)
+    schedule_tokens(sequence, num_tokens);
 }
 
 // Puts the sequence's next num_tokens tokens, which have their blocks, into the step.
-void Scheduler::schedule_tokens(Sequence& sequence, int32_t num_tokens, int64_t now_us) {
+void Scheduler::schedule_tokens(Sequence& sequence, int32_t num_tokens) {
   const int32_t first_token = sequence.num_computed_tokens;
   const int32_t end_token = first_token + num_tokens;
   const bool is_sampled = end_token == sequence.num_tokens();
-  // The last token was never computed before: computing it is what brings the next one.
-  const bool has_decode_token = is_sampled && end_token > sequence.num_prompt_tokens;
-
+  SL_DCHECK(block_manager_.num_blocks_for(end_token) <= sequence.blocks.num_blocks(), "sequence ", sequence.id,
+            " has no block for its tokens");
   output_.scheduled.push_back({&sequence, first_token, num_tokens, is_sampled});
-  output_.num_scheduled_tokens += num_tokens;
-  output_.num_decode_tokens += has_decode_token;
-  output_.num_prompt_tokens += num_tokens - has_decode_token;
-  output_.num_sample_rows += is_sampled;
-  if (output_.scheduled.size() == 1) ++counters_.num_steps;
-  counters_.num_recomputed_tokens += std::max(0, std::min(end_token, sequence.num_ever_computed_tokens) - first_token);
-
-  budget_left_ -= num_tokens;
+  count_tokens(output_.scheduled.back(), 1);
   sequence.num_computed_tokens = end_token;
-  sequence.num_ever_computed_tokens = std::max(sequence.num_ever_computed_tokens, end_token);
   sequence.in_flight = true;
-  if (sequence.first_scheduled_us < 0) sequence.first_scheduled_us = now_us;
+  if (sequence.first_scheduled_us < 0) sequence.first_scheduled_us = now_us_;
+  block_manager_.cache_full_blocks(sequence.blocks, std::span(sequence.tokens).first(static_cast<size_t>(end_token)),
+                                   sequence.options.cache_key);
+}
+
+// Into the step's counts, or with -1 out of them.
+void Scheduler::count_tokens(const ScheduledSequence& scheduled, int32_t sign) {
+  const Sequence& sequence = *scheduled.sequence;
+  const int32_t end_token = scheduled.first_token + scheduled.num_scheduled_tokens;
+  // The last token was never computed before: computing it is what brings the next one.
+  const bool has_decode_token = scheduled.num_sample_rows > 0 && end_token > sequence.num_prompt_tokens;
+  output_.num_scheduled_tokens += sign * scheduled.num_scheduled_tokens;
+  output_.num_decode_tokens += sign * has_decode_token;
+  output_.num_prompt_tokens += sign * (scheduled.num_scheduled_tokens - has_decode_token);
+  output_.num_sample_rows += sign * scheduled.num_sample_rows;
+  budget_left_ -= sign * scheduled.num_scheduled_tokens;
+  const int32_t num_again = std::min(end_token, sequence.num_ever_computed_tokens) - scheduled.first_token;
+  counters_.num_recomputed_tokens += sign * std::max(0, num_again);
 }
 
 std::span<const Sequence* const> Scheduler::update(int64_t step_id, std::span<const SampledTokens> sampled,
                                                    int64_t now_us) {
   check_samples(step_id, sampled);
   in_flight_ = false;
+  if (now_us > now_us_ && !output_.empty()) step_cost_.observe(output_.num_scheduled_tokens, now_us - now_us_);
 
   auto next_sample = sampled.begin();
   for (const ScheduledSequence& scheduled : output_.scheduled) {
@@ -110,28 +133,33 @@ std::span<const Sequence* const> Scheduler::update(int64_t step_id, std::span<co
     if (scheduled.num_sample_rows > 0 && next_sample != sampled.end() && next_sample->sequence == sequence.id)
       sample = &*next_sample++;
     sequence.in_flight = false;
-
     if (sequence.state == SequenceState::kFinished) {  // aborted meanwhile
       block_manager_.free(sequence.blocks);
-    } else if (sample && sample->failed) {
-      end(sequence, FinishReason::kError, now_us);
-      finished_.push_back(&sequence);
-    } else {
-      block_manager_.hash_full_blocks(
-          sequence.blocks, std::span(sequence.tokens).first(static_cast<size_t>(sequence.num_computed_tokens)));
-      if (!sample) continue;
-      sequence.tokens.push_back(sample->tokens[0]);
-      if (sequence.first_token_us < 0) sequence.first_token_us = now_us;
-      sequence.last_token_us = now_us;
-      const FinishReason reason = sequence.check_stop();
-      if (reason == FinishReason::kNone) continue;
-      end(sequence, reason, now_us);
-      finished_.push_back(&sequence);
+      continue;
     }
+    sequence.num_written_tokens = sequence.num_computed_tokens;
+    sequence.num_ever_computed_tokens = std::max(sequence.num_ever_computed_tokens, sequence.num_computed_tokens);
+    block_manager_.merge_duplicates(sequence.blocks, sequence.tokens, sequence.options.cache_key);
+    if (sample) take_sample(sequence, *sample, now_us);
   }
   if (!finished_.empty())
     std::erase_if(running_, [](const Sequence* sequence) { return sequence->state == SequenceState::kFinished; });
   return finished_;
+}
+
+void Scheduler::take_sample(Sequence& sequence, const SampledTokens& sample, int64_t now_us) {
+  FinishReason reason = FinishReason::kError;
+  if (!sample.failed) {
+    sequence.tokens.push_back(sample.tokens[0]);
+    waiting_.order().on_output(sequence);
+    if (sequence.first_token_us < 0) sequence.first_token_us = now_us;
+    sequence.last_token_us = now_us;
+    reason = sequence.check_stop();
+    if (reason == FinishReason::kNone) return;
+  }
+  if (sample.failed) block_manager_.uncache(sequence.blocks, 0, /*may_be_shared=*/true);  // nobody shall find them
+  end(sequence, reason, now_us);
+  finished_.push_back(&sequence);
 }
 
 // All that can be wrong with a call of update is found before it changes anything.
@@ -153,14 +181,24 @@ void Scheduler::check_samples(int64_t step_id, std::span<const SampledTokens> sa
   SL_CHECK(next == sampled.size(), "step ", step_id, " has no sample row for sequence ", sampled[next].sequence);
 }
 
-// The caller takes the sequence out of the queue that it is in.
+// The caller takes the sequence out of the batch or the queue.
 void Scheduler::end(Sequence& sequence, FinishReason reason, int64_t now_us) {
   sequence.state = SequenceState::kFinished;
   sequence.finish_reason = reason;
   sequence.finished_us = now_us;
   ++counters_.num_finished;
   counters_.num_aborted += reason == FinishReason::kAbort;
+  counters_.num_timeouts += reason == FinishReason::kTimeout;
+  if (sequence.deadline_index >= 0) deadlines_.remove(sequence);
+  if (sequence.next_sample) {
+    Sequence* previous = sequence.next_sample;
+    while (previous->next_sample != &sequence) previous = previous->next_sample;
+    previous->next_sample = sequence.next_sample == previous ? nullptr : sequence.next_sample;
+    sequence.next_sample = nullptr;
+  }
+  waiting_.order().on_end(sequence);
   ended_.push_back(sequence);
+  block_manager_.free_host(sequence.host_blocks);
   // A step in flight still writes into the blocks: update frees them.
   if (!sequence.in_flight) block_manager_.free(sequence.blocks);
 }

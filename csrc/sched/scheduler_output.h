@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kv/kv_cache_spec.h"
+#include "kv/block_transfer.h"
 #include "sched/sequence.h"
 
 namespace steploop {
@@ -18,13 +18,15 @@ struct ScheduledSequence {
 
 struct SchedulerOutput {
   int64_t step_id = 0;
-  std::vector<ScheduledSequence> scheduled;  // in arrival order
-  std::vector<BlockTransfer> transfers;      // to do before the step; empty today
+  std::vector<ScheduledSequence> scheduled;  // decodes, then prompts; each in the order of their places in the batch
+  std::vector<BlockTransfer> transfers;      // to do, in order, before the step
   std::vector<SequenceId> preempted;         // lost their blocks in this schedule call
+  std::vector<const Sequence*> timed_out;    // ended by this schedule call: their deadlines had passed
   int32_t num_scheduled_tokens = 0;
   int32_t num_prompt_tokens = 0;  // of those, prompt tokens and tokens computed again after preemption
   int32_t num_decode_tokens = 0;  // of those, output tokens computed for the first time
   int32_t num_sample_rows = 0;
+  int32_t num_decode_sequences = 0;  // of scheduled, the ones at the front: one token each, their last
 
   bool empty() const { return scheduled.empty(); }
 };

@@ -22,6 +22,7 @@ const char* finish_reason_name(FinishReason reason) {
     case FinishReason::kStop: return "stop";
     case FinishReason::kLength: return "length";
     case FinishReason::kAbort: return "abort";
+    case FinishReason::kTimeout: return "timeout";
     case FinishReason::kError: return "error";
   }
   return "?";

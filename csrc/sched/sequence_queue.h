@@ -1,5 +1,5 @@
-// The waiting queue: an intrusive list through the sequences, so that joining, leaving from anywhere and going back to
-// the front are O(1) and allocate nothing.
+// An intrusive list through sequences: joining, leaving from anywhere and going to the front are O(1) and allocate
+// nothing. A sequence is in one such list at a time.
 #pragma once
 
 #include <cstdint>
@@ -17,21 +17,22 @@ class SequenceQueue {
 
   void push_front(Sequence& sequence) { link(sequence, nullptr, head_); }
   void push_back(Sequence& sequence) { link(sequence, tail_, nullptr); }
+  void insert_before(Sequence& sequence, Sequence* next) { link(sequence, next ? next->previous_queued : tail_, next); }
 
   void remove(Sequence& sequence) {
-    SL_DCHECK(size_ > 0 && (sequence.previous_waiting || head_ == &sequence), "sequence is not in the queue");
-    (sequence.previous_waiting ? sequence.previous_waiting->next_waiting : head_) = sequence.next_waiting;
-    (sequence.next_waiting ? sequence.next_waiting->previous_waiting : tail_) = sequence.previous_waiting;
-    sequence.previous_waiting = sequence.next_waiting = nullptr;
+    SL_DCHECK(size_ > 0 && (sequence.previous_queued || head_ == &sequence), "sequence is not in the queue");
+    (sequence.previous_queued ? sequence.previous_queued->next_queued : head_) = sequence.next_queued;
+    (sequence.next_queued ? sequence.next_queued->previous_queued : tail_) = sequence.previous_queued;
+    sequence.previous_queued = sequence.next_queued = nullptr;
     --size_;
   }
 
  private:
   void link(Sequence& sequence, Sequence* previous, Sequence* next) {
-    sequence.previous_waiting = previous;
-    sequence.next_waiting = next;
-    (previous ? previous->next_waiting : head_) = &sequence;
-    (next ? next->previous_waiting : tail_) = &sequence;
+    sequence.previous_queued = previous;
+    sequence.next_queued = next;
+    (previous ? previous->next_queued : head_) = &sequence;
+    (next ? next->previous_queued : tail_) = &sequence;
     ++size_;
   }
 

@@ -1,225 +1,117 @@
-"""Random add/step/abort programs on the native scheduler, over tiny pools and budgets and both policies.
+"""Random programs of add, step, abort and reset on the native scheduler (see program.py): every policy, order and
+preemption mode, with and without prefix caching, chunks, swap space and forks, over tiny pools and budgets. After each
+operation the scheduler checks its own integrity. Over all programs, the events met are counted, printed and held
+against minimums."""
 
-A stand-in for the model writes every scheduled token into a KV cache (a dict of slots) through the block table, reads
-the whole context back, and makes the next token out of it. So a block that is lost, shared or freed too early, and an
-output lost in a preemption, show as wrong tokens: every sequence must give what it gives alone. After each operation
-the scheduler checks its own integrity. Over all programs, the events met are counted, printed and held against
-minimums.
-"""
-
-import zlib
-from array import array
+import random
 from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steploop._C import Scheduler
-from steploop.errors import InvalidRequestError
+from .program import VOCAB_SIZE, Program
 
-NUM_PROGRAMS = 3000
-EOS = 1
-STOP = 2
+NUM_PROGRAMS = 4000
 
 # Each must be met at least this often over the run.
 MINIMUMS = {
     "sequences": 5000,
     "refused": 300,
-    "preemptions": 300,
-    "chunked prompts": 1000,
+    "preemptions": 1000,
+    "swaps": 300,
+    "blocks out": 500,
+    "blocks in": 300,
+    "swapped in tokens": 1000,
+    "recomputed tokens": 3000,
+    "forks": 300,
+    "copies": 300,
+    "prefix hit tokens": 10_000,
+    "bypasses": 300,
+    "timeouts": 300,
+    "prompt chunks": 1000,
+    "prompts whole": 300,
     "full pools": 1000,
     "aborts while waiting": 300,
     "aborts while running": 150,
-    "aborts while preempted": 10,
+    "aborts while preempted": 50,
+    "aborts while swapped out": 20,
+    "aborts while waiting_for_kv": 20,
     "aborts in flight": 150,
     "unknown aborts": 300,
+    "cache resets": 300,
     "failed samples": 100,
     "ends by stop": 300,
     "ends by length": 1000,
     "steps with a full budget": 1000,
 }
 
-
-def next_token(context):
-    return zlib.crc32(array("i", context)) % 40
-
-
-def run_alone(prompt, max_tokens, stops):
-    tokens = list(prompt)
-    while len(tokens) - len(prompt) < max_tokens:
-        tokens.append(next_token(tokens))
-        if tokens[-1] in stops:
-            break
-    return tokens[len(prompt) :]
-
-
-class Program:
-    """One scheduler under random operations, beside what a user of it must see."""
-
-    def __init__(self, counts, **config):
-        self.scheduler = Scheduler(**config)
-        self.config = config
-        self.counts = counts
-        self.kv = {}
-        self.expected = {}  # unfinished sequence -> its output tokens when alone
-        self.prompts = {}
-        self.outputs = {}
-        self.chunked = set()
-        self.num_added = 0
-        self.num_steps = 0
-        self.max_num_steps = 0  # the oldest unfinished sequence advances in every step
-
-    def add(self, num_prompt_tokens, max_tokens, stops):
-        sequence_id = self.num_added
-        self.num_added += 1
-        prompt = [(sequence_id * 7 + i) % 40 for i in range(num_prompt_tokens)]
-        options = {"eos_token_ids": [EOS], "stop_token_ids": [STOP]} if stops else {}
-        try:
-            self.scheduler.add(sequence_id, prompt, max_tokens=max_tokens, **options)
-        except InvalidRequestError:
-            self.counts["refused"] += 1
-            longest = num_prompt_tokens + min(max_tokens, self.config["max_model_len"] - num_prompt_tokens) - 1
-            num_slots = self.config["num_kv_blocks"] * self.config["block_size"]
-            assert num_prompt_tokens == 0 or num_prompt_tokens >= self.config["max_model_len"] or longest > num_slots
-            return
-        self.counts["sequences"] += 1
-        max_tokens = self.scheduler.sequence_info(sequence_id)["max_tokens"]
-        self.prompts[sequence_id] = prompt
-        self.outputs[sequence_id] = []
-        self.expected[sequence_id] = run_alone(prompt, max_tokens, {EOS, STOP} if stops else set())
-        self.max_num_steps += num_prompt_tokens + max_tokens - 1
-
-    def abort(self, which):
-        if not self.num_added:
-            return
-        sequence_id = self.num_added - 1 - which % self.num_added
-        if sequence_id in self.expected:
-            info = self.scheduler.sequence_info(sequence_id)
-            self.counts["aborts in flight" if info["in_flight"] else f"aborts while {info['state']}"] += 1
-            assert self.scheduler.abort(sequence_id)
-            assert self.scheduler.state(sequence_id) == "finished"
-            del self.expected[sequence_id]
-        else:
-            self.counts["unknown aborts"] += 1
-        assert not self.scheduler.abort(sequence_id)
-
-    def abort_preempted(self):
-        preempted = [i for i in self.expected if self.scheduler.state(i) == "preempted"]
-        if preempted:
-            self.abort(self.num_added - 1 - preempted[-1])
-
-    def step(self, abort_in_flight=None, fails=False):
-        output = self.scheduler.schedule()
-        self.scheduler.check_integrity()
-        self.check_output(output)
-        samples = []
-        for scheduled in output.scheduled:
-            token = self.run_model(scheduled)
-            if scheduled.num_sample_rows:
-                samples.append((scheduled.sequence_id, token))
-        if fails and samples:
-            samples[-1] = (samples[-1][0], None)
-        if abort_in_flight is not None:
-            self.abort(abort_in_flight)
-            self.scheduler.check_integrity()
-        running = set(self.expected)
-        ended = {id_: (reason, tokens) for id_, reason, tokens in self.scheduler.update(output.step_id, samples)}
-        for sequence_id, token in samples:
-            if sequence_id in running:
-                self.take_sample(sequence_id, token, ended.pop(sequence_id, None))
-        assert not ended
-
-    def check_output(self, output):
-        stats = self.scheduler.stats()
-        assert bool(output.scheduled) == self.scheduler.has_unfinished()
-        assert output.num_scheduled_tokens == sum(s.num_scheduled_tokens for s in output.scheduled)
-        assert output.num_scheduled_tokens == output.num_prompt_tokens + output.num_decode_tokens
-        assert output.num_scheduled_tokens <= self.config["max_num_batched_tokens"]
-        assert stats["num_running"] <= self.config["max_num_seqs"]
-        if output.scheduled:
-            assert output.scheduled[0].sequence_id == min(self.expected), "the oldest must advance"
-            self.num_steps += 1
-        if self.config["policy"] == "on_demand":
-            assert len(output.scheduled) == stats["num_running"], "every running sequence must advance"
-        else:
-            assert not output.preempted
-        self.counts["preemptions"] += len(output.preempted)
-        self.counts["full pools"] += stats["num_used_kv_blocks"] == stats["num_kv_blocks"]
-        self.counts["steps with a full budget"] += output.num_scheduled_tokens == self.config["max_num_batched_tokens"]
-
-    def run_model(self, scheduled):
-        table = self.scheduler.block_table(scheduled.sequence_id)
-        tokens = self.prompts[scheduled.sequence_id] + self.outputs[scheduled.sequence_id]
-        block_size = self.config["block_size"]
-        end = scheduled.first_token + scheduled.num_scheduled_tokens
-        assert scheduled.num_scheduled_tokens >= 1
-        assert scheduled.num_sample_rows == (end == len(tokens))
-        for position in range(scheduled.first_token, end):
-            self.kv[table[position // block_size], position % block_size] = tokens[position]
-        if not scheduled.num_sample_rows:
-            if scheduled.sequence_id not in self.chunked:
-                self.counts["chunked prompts"] += 1
-            self.chunked.add(scheduled.sequence_id)
-            return None
-        return next_token([self.kv[table[i // block_size], i % block_size] for i in range(end)])
-
-    def take_sample(self, sequence_id, token, end):
-        expected = self.expected[sequence_id]
-        output = self.outputs[sequence_id]
-        if token is None:
-            self.counts["failed samples"] += 1
-            assert end == ("error", output)
-        else:
-            output.append(token)
-            assert output == expected[: len(output)], "other tokens than alone"
-            if len(output) < len(expected):
-                assert end is None
-                return
-            reason, tokens = end
-            self.counts[f"ends by {reason}"] += 1
-            assert tokens == expected
-        del self.expected[sequence_id]
-
-    def finish(self):
-        while self.scheduler.has_unfinished():
-            self.step()
-            assert self.num_steps <= self.max_num_steps, "starved"
-        assert not self.expected
-        self.scheduler.check_integrity()
-        stats = self.scheduler.stats()
-        assert (
-            stats["num_used_kv_blocks"] == stats["num_kv_tokens"] == stats["num_waiting"] == stats["num_running"] == 0
-        )
-        assert stats["num_finished"] == len(self.prompts)
-        assert stats["num_steps"] == self.num_steps
-
-
 configs = st.fixed_dictionaries(
     {
         "max_num_seqs": st.sampled_from([1, 2, 3, 4, 6, 6]),
         "max_num_batched_tokens": st.one_of(st.integers(1, 8), st.integers(6, 64)),
         "max_model_len": st.integers(16, 100),
-        "num_kv_blocks": st.integers(3, 10),
+        "num_kv_blocks": st.integers(4, 9),
         "block_size": st.just(8),
-        "policy": st.sampled_from(["on_demand", "on_demand", "static"]),
+        "num_host_blocks": st.sampled_from([0, 3, 8, 30]),
+        "scheduling_policy": st.sampled_from(["on_demand"] * 3 + ["estimate"] * 2 + ["reserve", "static"]),
+        "watermark": st.sampled_from([0.0, 0.0, 0.2]),
+        "preemption_mode": st.sampled_from(["recompute", "swap", "swap", "auto"]),
+        "swap_block_us": st.sampled_from([0.0, 5.0]),
+        "queue_order": st.sampled_from(["fcfs", "priority", "shortest_first", "longest_prefix", "fair"]),
+        "max_bypass": st.sampled_from([0, 1, 2, 8]),
+        "long_prefill_token_threshold": st.sampled_from([0, 0, 5]),
+        "prompt_sharing": st.sampled_from(["in_order", "equal_progress"]),
+        "target_step_duration_us": st.sampled_from([0, 0, 50]),
+        "enable_prefix_caching": st.booleans(),
+        "prefix_hash_mask": st.sampled_from([0, 1, 2**64 - 1]),
     }
 )
-# Mostly short prompts with long outputs: what makes blocks run out among running sequences.
-adds = st.tuples(
-    st.just("add"),
-    st.one_of(st.integers(1, 6), st.integers(1, 6), st.integers(0, 60)),
-    st.one_of(st.integers(8, 40), st.integers(16, 40), st.integers(1, 80)),
-    st.sampled_from([False, False, True]),
+# Prompts begin alike, as far as they go; mostly short ones with long outputs: that makes blocks run out.
+prompts = st.builds(
+    lambda family, shared, own: [(family * 5 + i) % VOCAB_SIZE for i in range(shared)] + [i % VOCAB_SIZE for i in own],
+    st.integers(0, 2),
+    st.one_of(st.integers(0, 6), st.sampled_from([8, 16, 17]), st.integers(0, 50)),
+    st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=4),
 )
+adds = st.fixed_dictionaries(
+    {
+        "prompt": prompts,
+        "max_tokens": st.one_of(st.integers(8, 40), st.integers(16, 40), st.integers(1, 80)),
+        "stops": st.sampled_from([False, False, True]),
+        "num_samples": st.sampled_from([1, 1, 1, 2, 3]),
+        "priority": st.integers(-1, 2),
+        "tenant": st.sampled_from(["", "a", "b"]),
+        "cache_key": st.sampled_from([0, 0, 1]),
+        "deadline": st.sampled_from([None] * 9 + [500, 2000]),
+    }
+).map(lambda options: ("add", options))
 steps = st.tuples(st.just("step"), st.integers(1, 24))
 special_steps = st.tuples(st.just("special_step"), st.one_of(st.none(), st.integers(0, 7)), st.booleans())
-aborts = st.one_of(st.tuples(st.just("abort"), st.integers(0, 7)), st.just(("abort_preempted",)))
-shuffles = st.tuples(st.just("shuffle"), st.integers(0, 99))
+aborts = st.one_of(
+    st.tuples(st.just("abort"), st.integers(0, 7)),
+    st.just(("abort_in_state", "waiting_for_kv")),
+    st.just(("abort_next_preempted",)),
+)
+rare = st.one_of(st.tuples(st.just("shuffle"), st.integers(0, 99)), st.just(("reset",)))
 programs = st.tuples(
     st.lists(adds, min_size=2, max_size=6),
-    st.lists(st.one_of(adds, steps, steps, special_steps, aborts, shuffles), min_size=2, max_size=20),
+    st.lists(st.one_of(adds, adds, steps, steps, steps, special_steps, aborts, rare), min_size=2, max_size=20),
 )
+
+
+def without_chunks(config):
+    """The same settings with whole prompts, where they allow it."""
+    return {
+        **config,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": config["max_model_len"] + config["max_num_batched_tokens"],
+        "long_prefill_token_threshold": 0,
+        "prompt_sharing": "in_order",
+        "target_step_duration_us": 0,
+        "max_waiting_tokens": config["max_bypass"],
+        "waiting_served_ratio": config["swap_block_us"],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +124,33 @@ def counts(report):
         report(f"  {name:<{width}} {counts[name]:>8}  (at least {minimum})")
 
 
+def run(counts, config, program):
+    first_adds, operations = program
+    run = Program(counts, **config)
+    durations = random.Random(len(operations))
+    for operation, *arguments in [*first_adds, *operations]:
+        if operation == "add":
+            run.add(**arguments[0])
+        elif operation == "step":
+            for _ in range(arguments[0]):
+                run.step(duration_us=durations.randrange(50, 200))
+                run.scheduler.check_integrity()
+        elif operation == "special_step":
+            run.step(abort_in_flight=arguments[0], fails=arguments[1])
+        elif operation == "abort":
+            run.abort(*arguments)
+        elif operation == "abort_in_state":
+            run.abort_in_state(*arguments)
+        elif operation == "abort_next_preempted":
+            run.abort_next_preempted()
+        elif operation == "reset":
+            run.reset_prefix_cache()
+        else:
+            run.scheduler.shuffle_free_blocks(*arguments)
+        run.scheduler.check_integrity()
+    run.finish()
+
+
 @settings(
     max_examples=NUM_PROGRAMS,
     deadline=None,
@@ -239,27 +158,9 @@ def counts(report):
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-@given(config=configs, program=programs)
-def test_random_programs(counts, config, program):
-    first_adds, operations = program
-    run = Program(counts, **config)
-    for operation, *arguments in [*first_adds, *operations]:
-        if operation == "add":
-            run.add(*arguments)
-        elif operation == "step":
-            for _ in range(arguments[0]):
-                run.step()
-                run.scheduler.check_integrity()
-        elif operation == "special_step":
-            run.step(abort_in_flight=arguments[0], fails=arguments[1])
-        elif operation == "abort":
-            run.abort(*arguments)
-        elif operation == "abort_preempted":
-            run.abort_preempted()
-        else:
-            run.scheduler.shuffle_free_blocks(*arguments)
-        run.scheduler.check_integrity()
-    run.finish()
+@given(config=configs, chunks=st.sampled_from([True, True, True, False]), program=programs)
+def test_random_programs(counts, config, chunks, program):
+    run(counts, config if chunks else without_chunks(config), program)
 
 
 def test_the_random_programs_met_what_they_should(counts):
