@@ -1,4 +1,4 @@
-// Engine and StepOutput.
+// Python: Engine and StepOutput.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -16,16 +16,19 @@ namespace steploop {
 
 namespace {
 
-// A step's outcome for one request, as plain Python values that outlive the step.
+// A step's outcome for one sample, as plain Python values that outlive the step.
 struct PyStepOutput {
   py::str request_id;
+  int32_t index = 0;
   py::list token_ids;
   py::list logprobs;
   py::list top_logprobs;
   bool finished = false;
+  bool request_finished = false;
   py::object finish_reason = py::none();
   py::object stop_token_id = py::none();
   int32_t num_preemptions = 0;
+  int32_t num_cached_tokens = 0;
   double arrival_time = 0;
   double first_scheduled_time = 0;
   double first_token_time = 0;
@@ -40,6 +43,7 @@ PyStepOutput to_python(const StepOutput& output) {
   PyStepOutput out;
   const Request& request = *output.request;
   out.request_id = py::str(request.id);
+  out.index = output.index;
   if (output.has_token) {
     out.token_ids.append(output.token);
     if (request.params.logprobs >= 0) out.logprobs.append(output.sample->logprob);
@@ -51,9 +55,11 @@ PyStepOutput to_python(const StepOutput& output) {
     }
   }
   out.finished = output.finish_reason != FinishReason::kNone;
+  out.request_finished = output.request_finished;
   if (out.finished) out.finish_reason = py::str(finish_reason_name(output.finish_reason));
   if (output.stop_token >= 0) out.stop_token_id = py::int_(output.stop_token);
   out.num_preemptions = output.num_preemptions;
+  out.num_cached_tokens = output.num_cached_tokens;
   out.arrival_time = seconds(request.arrival_us);
   out.first_scheduled_time = seconds(output.first_scheduled_us);
   out.first_token_time = seconds(output.first_token_us);
@@ -61,47 +67,89 @@ PyStepOutput to_python(const StepOutput& output) {
   return out;
 }
 
-py::dict phases(const PhaseDurations& durations) {
-  return py::dict("schedule_us"_a = durations.schedule_us, "build_us"_a = durations.build_us,
-                  "forward_us"_a = durations.forward_us, "sample_us"_a = durations.sample_us,
-                  "update_us"_a = durations.update_us);
+// Engine's keyword arguments, but those that have no default.
+struct Setting {
+  const char* name;
+  void (*set)(EngineConfig&, const py::handle&);
+};
+
+template <auto kMember>
+void set_field(auto& config, const py::handle& value) {
+  auto& field = config.*kMember;
+  field = value.cast<std::remove_reference_t<decltype(field)>>();
 }
 
-py::dict stats_of(const Engine& engine) {
-  const EngineStats stats = engine.stats();
-  const SchedulerStats& s = stats.scheduler;
-  py::dict last = phases(stats.last);
-  last["num_sequences"] = stats.last_num_sequences;
-  last["num_prompt_tokens"] = stats.last_num_prompt_tokens;
-  last["num_decode_tokens"] = stats.last_num_decode_tokens;
-  return py::dict("num_waiting"_a = s.num_waiting + stats.num_queued, "num_running"_a = s.num_running,
-                  "num_preempted"_a = s.num_preempted, "num_finished"_a = s.num_finished,
-                  "num_aborted"_a = s.num_aborted, "num_preemptions"_a = s.num_preemptions,
-                  "num_recomputed_tokens"_a = s.num_recomputed_tokens, "num_kv_blocks"_a = s.num_kv_blocks,
-                  "num_used_kv_blocks"_a = s.num_used_kv_blocks, "num_kv_tokens"_a = s.num_kv_tokens,
-                  "block_size"_a = engine.config().block_size, "num_steps"_a = s.num_steps, "last_step"_a = last,
-                  "total"_a = phases(stats.total), "batch_invariant"_a = engine.config().matmul == nullptr,
-                  "num_threads"_a = engine.num_threads(), "isa"_a = engine.isa());
+template <auto kMember>
+void set_engine(EngineConfig& config, const py::handle& value) {
+  set_field<kMember>(config, value);
 }
 
-std::shared_ptr<Engine> make_engine(std::shared_ptr<Model> model, int32_t max_model_len, int32_t max_num_seqs,
-                                    int32_t max_num_batched_tokens, int32_t block_size, int32_t num_kv_blocks,
-                                    const std::string& kv_cache_dtype, int32_t num_threads, uint64_t seed,
-                                    const std::string& scheduling_policy, std::vector<TokenId> eos_token_ids,
-                                    uintptr_t matmul) {
+template <auto kMember>
+void set_scheduler(EngineConfig& config, const py::handle& value) {
+  set_field<kMember>(config.scheduler, value);
+}
+
+template <auto kMember>
+void set_blocks(EngineConfig& config, const py::handle& value) {
+  set_field<kMember>(config.scheduler.blocks, value);
+}
+
+template <auto kMember, auto kFromName>
+void set_name(EngineConfig& config, const py::handle& value) {
+  config.scheduler.*kMember = kFromName(value.cast<std::string>().c_str());
+}
+
+void set_matmul(EngineConfig& config, const py::handle& value) {
+  config.matmul = reinterpret_cast<MatmulFunction>(value.cast<uintptr_t>());
+}
+
+constexpr Setting kSettings[] = {
+    {"max_num_seqs", set_scheduler<&SchedulerConfig::max_num_seqs>},
+    {"max_num_batched_tokens", set_scheduler<&SchedulerConfig::max_num_batched_tokens>},
+    {"block_size", set_blocks<&BlockManagerConfig::block_size>},
+    {"num_host_blocks", set_blocks<&BlockManagerConfig::num_host_blocks>},
+    {"enable_prefix_caching", set_blocks<&BlockManagerConfig::enable_prefix_caching>},
+    {"scheduling_policy", set_name<&SchedulerConfig::policy, policy_from_name>},
+    {"watermark", set_scheduler<&SchedulerConfig::watermark>},
+    {"preemption_mode", set_name<&SchedulerConfig::preemption, preemption_mode_from_name>},
+    {"queue_order", set_name<&SchedulerConfig::order, order_from_name>},
+    {"max_bypass", set_scheduler<&SchedulerConfig::max_bypass>},
+    {"enable_chunked_prefill", set_scheduler<&SchedulerConfig::enable_chunked_prefill>},
+    {"long_prefill_token_threshold", set_scheduler<&SchedulerConfig::long_prefill_token_threshold>},
+    {"prompt_sharing", set_name<&SchedulerConfig::prompt_sharing, prompt_sharing_from_name>},
+    {"waiting_served_ratio", set_scheduler<&SchedulerConfig::waiting_served_ratio>},
+    {"max_waiting_tokens", set_scheduler<&SchedulerConfig::max_waiting_tokens>},
+    {"target_step_duration_us", set_scheduler<&SchedulerConfig::target_step_duration_us>},
+    {"num_threads", set_engine<&EngineConfig::num_threads>},
+    {"seed", set_engine<&EngineConfig::seed>},
+    {"eos_token_ids", set_engine<&EngineConfig::eos_token_ids>},
+    {"max_num_queued_requests", set_engine<&EngineConfig::max_num_queued_requests>},
+    {"max_num_queued_tokens", set_engine<&EngineConfig::max_num_queued_tokens>},
+    {"iteration_stats_capacity", set_engine<&EngineConfig::iteration_stats_capacity>},
+    {"trace", set_engine<&EngineConfig::trace_path>},
+    {"matmul", set_matmul},
+};
+
+void set(EngineConfig& config, const std::string& name, const py::handle& value) {
+  for (const Setting& setting : kSettings) {
+    if (name != setting.name) continue;
+    try {
+      return setting.set(config, value);
+    } catch (const py::cast_error&) {
+      throw py::type_error(concat(name, " cannot be ", std::string(py::repr(value))));
+    }
+  }
+  throw py::type_error(concat("Engine() got an unexpected keyword argument '", name, "'"));
+}
+
+std::shared_ptr<Engine> make_engine(std::shared_ptr<Model> model, int32_t max_model_len, int32_t num_kv_blocks,
+                                    const std::string& kv_cache_dtype, const py::kwargs& settings) {
   if (!model->finished()) throw InvalidArgumentError("the model is not loaded: call finish_loading first");
   EngineConfig config;
-  config.max_model_len = max_model_len;
-  config.max_num_seqs = max_num_seqs;
-  config.max_num_batched_tokens = max_num_batched_tokens;
-  config.block_size = block_size;
-  config.num_kv_blocks = num_kv_blocks;
+  config.scheduler.max_model_len = max_model_len;
+  config.scheduler.blocks.num_blocks = num_kv_blocks;
   config.kv_dtype = dtype_from_name(kv_cache_dtype.c_str());
-  config.num_threads = num_threads;
-  config.matmul = reinterpret_cast<MatmulFunction>(matmul);
-  config.seed = seed;
-  config.policy = scheduling_policy_from_name(scheduling_policy.c_str());
-  config.eos_token_ids = std::move(eos_token_ids);
+  for (const auto& [name, value] : settings) set(config, name.cast<std::string>(), value);
   return std::make_shared<Engine>(std::move(model), config);
 }
 
@@ -109,13 +157,30 @@ int64_t activation_bytes(const ModelConfig& model, const std::string& dtype, con
                          const std::string& device, int32_t max_model_len, int32_t max_num_seqs,
                          int32_t max_num_batched_tokens, int32_t block_size, bool batch_invariant) {
   EngineConfig config;
-  config.max_model_len = max_model_len;
-  config.max_num_seqs = max_num_seqs;
-  config.max_num_batched_tokens = max_num_batched_tokens;
-  config.block_size = block_size;
+  config.scheduler.max_model_len = max_model_len;
+  config.scheduler.max_num_seqs = max_num_seqs;
+  config.scheduler.max_num_batched_tokens = max_num_batched_tokens;
+  config.scheduler.blocks.block_size = block_size;
   config.kv_dtype = dtype_from_name(kv_cache_dtype.c_str());
   if (!batch_invariant) config.matmul = [](auto...) { return ""; };  // it counts that there is one
   return Engine::activation_bytes(model, dtype_from_name(dtype.c_str()), device_from_name(device.c_str()), config);
+}
+
+void add_request(Engine& engine, const py::str& request_id, std::vector<TokenId> token_ids,
+                 const SamplingParams& params, std::optional<double> arrival_time, int32_t priority,
+                 std::optional<std::string> tenant, std::optional<std::string> cache_salt,
+                 std::optional<double> deadline_ms) {
+  RequestOptions options;
+  options.priority = priority;
+  options.tenant = std::move(tenant);
+  options.cache_salt = std::move(cache_salt);
+  options.deadline_ms = deadline_ms;
+  if (arrival_time) {
+    if (!(*arrival_time >= 0 && *arrival_time < 1e12))
+      throw InvalidRequestError(concat("arrival_time must be seconds >= 0, got ", *arrival_time));
+    options.arrival_us = static_cast<int64_t>(*arrival_time * 1e6);
+  }
+  engine.add_request(std::string(request_id), std::move(token_ids), params, std::move(options));
 }
 
 py::list step(Engine& engine) {
@@ -128,18 +193,52 @@ py::list step(Engine& engine) {
   return out;
 }
 
+constexpr const char* kEngineDoc =
+    "Reserves all memory that steps will need (pages count once they are used). Further keyword arguments, with their "
+    "defaults:\n\n"
+    "max_num_seqs 64, max_num_batched_tokens 2048: sequences that run at a time, and tokens of a step\n"
+    "block_size 16: tokens of a KV block: 8, 16, 32 or 64\n"
+    "num_host_blocks 0: blocks of the host pool, for preemption_mode 'swap' and 'auto'\n"
+    "enable_prefix_caching True\n"
+    "scheduling_policy 'on_demand': or 'reserve', 'estimate', 'static'\n"
+    "watermark 0.0: share of the KV blocks kept free on admission, in [0, 1)\n"
+    "preemption_mode 'recompute': or 'swap', 'auto'\n"
+    "queue_order 'fcfs': or 'priority', 'shortest_first', 'longest_prefix', 'fair'\n"
+    "max_bypass 8: so often may others start before the longest-waiting request\n"
+    "enable_chunked_prefill True; without it waiting_served_ratio 0.3 and max_waiting_tokens 20 (decode steps) say "
+    "when prompts interrupt decodes\n"
+    "long_prefill_token_threshold 0: a prompt's most tokens in a step; 0: no limit\n"
+    "prompt_sharing 'in_order': or 'equal_progress'\n"
+    "target_step_duration_us 0: prompts get so many tokens that a step takes no longer; 0: no target\n"
+    "num_threads 0: the physical cores of the cpuset, within the CPU quota\n"
+    "seed 0: of requests that bring none\n"
+    "eos_token_ids []\n"
+    "max_num_queued_requests 0, max_num_queued_tokens 0: what may wait to start; 0: no limit\n"
+    "iteration_stats_capacity 1024: iterations that iteration_stats() remembers\n"
+    "trace '': path of a file to write a Chrome trace to\n"
+    "matmul 0: on CUDA, the address of another library's function to use for linear layers, which gives up batch "
+    "invariance (torch.ops.steploop_cuda.matmul_address())\n\n"
+    "Raises InvalidArgumentError, also when the pool is smaller than one sequence of max_model_len, the device has too "
+    "little memory, or the trace cannot be opened.";
+
 void bind_step_output(py::module_& m) {
   py::class_<PyStepOutput>(
-      m, "StepOutput", "What one step did for one request. Times are seconds on time.monotonic's clock, nan: not yet.")
+      m, "StepOutput",
+      "What one step did for one sample of a request. Times are seconds on time.monotonic's clock, nan: not yet.")
       .def_readonly("request_id", &PyStepOutput::request_id)
+      .def_readonly("index", &PyStepOutput::index, "Of the sample, below SamplingParams.n.")
       .def_readonly("token_ids", &PyStepOutput::token_ids, "New token ids.")
       .def_readonly("logprobs", &PyStepOutput::logprobs, "Of the new tokens; empty unless asked for.")
       .def_readonly("top_logprobs", &PyStepOutput::top_logprobs,
                     "Per new token, (token id, log-probability) of the most likely; empty unless logprobs >= 1.")
-      .def_readonly("finished", &PyStepOutput::finished)
-      .def_readonly("finish_reason", &PyStepOutput::finish_reason, "None, 'stop', 'length', 'abort' or 'error'.")
+      .def_readonly("finished", &PyStepOutput::finished, "The sample has ended.")
+      .def_readonly("request_finished", &PyStepOutput::request_finished, "All samples have; this is the last output.")
+      .def_readonly("finish_reason", &PyStepOutput::finish_reason,
+                    "None, 'stop', 'length', 'abort', 'timeout' or 'error'.")
       .def_readonly("stop_token_id", &PyStepOutput::stop_token_id, "Of the request's own stop_token_ids, or None.")
       .def_readonly("num_preemptions", &PyStepOutput::num_preemptions)
+      .def_readonly("num_cached_tokens", &PyStepOutput::num_cached_tokens,
+                    "Of the prompt, found in the prefix cache or computed for another sample when this one started.")
       .def_readonly("arrival_time", &PyStepOutput::arrival_time)
       .def_readonly("first_scheduled_time", &PyStepOutput::first_scheduled_time)
       .def_readonly("first_token_time", &PyStepOutput::first_token_time)
@@ -158,21 +257,14 @@ void bind_engine(py::module_& m) {
       },
       "(free, total) bytes of the CUDA device. Raises UnsupportedDeviceError.");
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "The native batching loop over one model.")
-      .def(
-          py::init(&make_engine), "model"_a.none(false), py::kw_only(), "max_model_len"_a, "max_num_seqs"_a = 64,
-          "max_num_batched_tokens"_a = 2048, "block_size"_a = 16, "num_kv_blocks"_a, "kv_cache_dtype"_a,
-          "num_threads"_a = 0, "seed"_a = 0, "scheduling_policy"_a = "on_demand",
-          "eos_token_ids"_a = std::vector<TokenId>{}, "matmul"_a = 0,
-          "Reserves all memory that steps will need (pages count once they are used). num_threads 0: the physical cores of the cpuset, within the CPU quota. "
-          "matmul: on CUDA, the address of another library's function to use for linear layers, which gives up batch "
-          "invariance (torch.ops.steploop_cuda.matmul_address()). "
-          "Raises InvalidArgumentError, also when the pool is smaller than one sequence of max_model_len, or the device has "
-          "too little memory.")
+      .def(py::init(&make_engine), "model"_a.none(false), py::kw_only(), "max_model_len"_a, "num_kv_blocks"_a,
+           "kv_cache_dtype"_a, kEngineDoc)
       .def_static(
           "activation_bytes", &activation_bytes, "config"_a, py::kw_only(), "dtype"_a, "kv_cache_dtype"_a, "device"_a,
           "max_model_len"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "block_size"_a, "batch_invariant"_a,
           "Device memory that an engine takes beside weights and KV cache, in bytes; 0 on the CPU, where memory "
-          "counts once it is used. Raises UnsupportedDeviceError and UnsupportedModelError for what the device cannot run.")
+          "counts once it is used. Raises UnsupportedDeviceError and UnsupportedModelError for what the device cannot "
+          "run.")
       .def_static(
           "kv_bytes_per_token",
           [](const ModelConfig& config, const std::string& kv_cache_dtype) {
@@ -180,22 +272,20 @@ void bind_engine(py::module_& m) {
           },
           "config"_a, "kv_cache_dtype"_a, "Bytes of keys and values of one token over all layers.")
       .def(
-          "add_request",
-          [](Engine& engine, const py::str& request_id, std::vector<TokenId> token_ids, const SamplingParams& params,
-             std::optional<double> arrival_time) {
-            std::optional<int64_t> arrival_us;
-            if (arrival_time) {
-              if (!(*arrival_time >= 0 && *arrival_time < 1e12))
-                throw InvalidRequestError(concat("arrival_time must be seconds >= 0, got ", *arrival_time));
-              arrival_us = static_cast<int64_t>(*arrival_time * 1e6);
-            }
-            engine.add_request(std::string(request_id), std::move(token_ids), params, arrival_us);
-          },
-          "request_id"_a, "token_ids"_a, "params"_a, "arrival_time"_a = py::none(),
-          "Any thread, also while step() runs. Raises InvalidRequestError, RequestTooLongError, DuplicateRequestError.")
+          "add_request", &add_request, "request_id"_a, "token_ids"_a, "params"_a, "arrival_time"_a = py::none(),
+          py::kw_only(), "priority"_a = 0, "tenant"_a = py::none(), "cache_salt"_a = py::none(),
+          "deadline_ms"_a = py::none(),
+          "Any thread, also while step() runs. arrival_time: seconds on time.monotonic's clock, default now. priority: "
+          "the lower goes first with queue_order 'priority'. tenant: whose turn it takes with queue_order 'fair'. "
+          "Cached prefixes are shared only among requests of one cache_salt; without, of one tenant; without either, "
+          "among all such. deadline_ms: after arrival, from when on the request ends with 'timeout'. "
+          "Raises InvalidRequestError, RequestTooLongError, DuplicateRequestError, QueueFullError.")
       .def("abort_request", &Engine::abort_request, "request_id"_a,
-           "Any thread. False if it is not in flight. The next step() reports it finished with 'abort'.")
-      .def("step", &step, "One iteration, without the GIL. An output per request that got a token or ended.")
+           "Any thread. False if it is not in flight. The next step() reports every unfinished sample finished with "
+           "'abort'.")
+      .def("set_accepting", &Engine::set_accepting, "accepting"_a,
+           "Any thread. While it does not accept, add_request raises QueueFullError.")
+      .def("step", &step, "One iteration, without the GIL. An output per sample that got a token or ended.")
       .def(
           "cuda_stream", [](const Engine& engine) { return reinterpret_cast<uintptr_t>(engine.cuda_stream()); },
           "The cudaStream_t on which steps run, as an integer; 0 on the CPU.")
@@ -203,7 +293,13 @@ void bind_engine(py::module_& m) {
       .def("num_unfinished_requests", &Engine::num_unfinished_requests)
       .def("stats", &stats_of,
            "Counts as of the last step, and durations in microseconds. On CUDA the forward pass is only enqueued in "
-           "forward_us; sample_us has the wait for all of it.")
+           "forward_us; sample_us has the wait for all of it. trace_error: why tracing stopped, None if it did not.")
+      .def("iteration_stats", &drain_iteration_stats,
+           "What each iteration since the last call did, a dict each, oldest first; the oldest are dropped beyond "
+           "iteration_stats_capacity. Latencies are milliseconds, phases microseconds, timestamp seconds on "
+           "time.monotonic's clock when the iteration began. Requests are counted by sample, but num_queued_requests.")
+      .def("reset_prefix_cache", &Engine::reset_prefix_cache, py::call_guard<py::gil_scoped_release>(),
+           "Forgets every cached prefix, between steps. Raises EngineDeadError.")
       .def("close", &Engine::close, py::call_guard<py::gil_scoped_release>(), "Frees all memory. Idempotent.")
       .def_property_readonly("closed", &Engine::closed)
       .def_property_readonly("num_threads", &Engine::num_threads)
@@ -220,8 +316,8 @@ void bind_engine(py::module_& m) {
             return py::array_t<float>({rows, static_cast<py::ssize_t>(logits.size()) / rows}, logits.data());
           },
           "token_ids"_a,
-          "Logits after each token of one sequence, float32 [tokens, vocab_size], by the kernels and cache that requests "
-          "use. Raises InvalidRequestError while requests are in flight.")
+          "Logits after each token of one sequence, float32 [tokens, vocab_size], by the kernels and cache that "
+          "requests use. Raises InvalidRequestError while requests are in flight.")
       .def("check_integrity", &Engine::check_integrity, py::call_guard<py::gil_scoped_release>(),
            "Test aid: raises InternalError for a broken invariant.")
       .def("shuffle_free_blocks", &Engine::shuffle_free_blocks, "seed"_a, py::call_guard<py::gil_scoped_release>(),
@@ -238,7 +334,7 @@ void bind_engine(py::module_& m) {
             return py::array_t<float>({static_cast<py::ssize_t>(logits.size()) / vocab_size, vocab_size},
                                       logits.data());
           },
-          "Test aid: the last step's logits, float32 [sampled rows, vocab_size], in order of arrival.");
+          "Test aid: the last step's logits, float32 [sampled rows, vocab_size], in the order of the step.");
 }
 
 }  // namespace steploop

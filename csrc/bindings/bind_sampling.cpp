@@ -16,13 +16,14 @@ namespace steploop {
 namespace {
 
 // Types and widths are checked by the Python class of the same name, with better words than a failed conversion has.
-SamplingParams make_params(double temperature, int32_t top_k, double top_p, std::optional<uint64_t> seed,
+SamplingParams make_params(int32_t n, double temperature, int32_t top_k, double top_p, std::optional<uint64_t> seed,
                            int32_t max_tokens, int32_t min_tokens, std::vector<TokenId> stop_token_ids, bool ignore_eos,
                            std::optional<int32_t> logprobs) {
   // -1 stands for none in C++ only.
   if (logprobs && *logprobs < 0)
     throw InvalidRequestError(concat("logprobs must be in 0..", kMaxTopLogprobs, ", or None, got ", *logprobs));
-  SamplingParams params = {.temperature = temperature,
+  SamplingParams params = {.n = n,
+                           .temperature = temperature,
                            .top_k = top_k,
                            .top_p = top_p,
                            .seed = seed,
@@ -41,7 +42,7 @@ std::optional<int32_t> logprobs_to_python(const SamplingParams& params) {
 
 std::string params_repr(const SamplingParams& params) {
   auto text = [](const auto& value) { return std::string(py::repr(py::cast(value))); };
-  return concat("SamplingParams(temperature=", text(params.temperature), ", top_k=", params.top_k,
+  return concat("SamplingParams(n=", params.n, ", temperature=", text(params.temperature), ", top_k=", params.top_k,
                 ", top_p=", text(params.top_p), ", seed=", text(params.seed), ", max_tokens=", params.max_tokens,
                 ", min_tokens=", params.min_tokens, ", stop_token_ids=", text(params.stop_token_ids),
                 ", ignore_eos=", text(params.ignore_eos), ", logprobs=", text(logprobs_to_python(params)), ")");
@@ -85,12 +86,13 @@ py::tuple sample(const FloatRow& logits, const SamplingParams& params, uint64_t 
 void bind_sampling(py::module_& m) {
   py::class_<SamplingParams>(
       m, "SamplingParams",
-      "How the tokens of one request are chosen and when it ends. top_k 0 or -1 keeps all tokens, "
-      "logprobs None gives none. Raises InvalidRequestError for a value out of its range.")
-      .def(py::init(&make_params), py::kw_only(), py::arg("temperature") = 1.0, py::arg("top_k") = 0,
+      "How the tokens of one request are chosen and when it ends. n: samples of its prompt. top_k 0 or -1 keeps all "
+      "tokens, logprobs None gives none. Raises InvalidRequestError for a value out of its range.")
+      .def(py::init(&make_params), py::kw_only(), py::arg("n") = 1, py::arg("temperature") = 1.0, py::arg("top_k") = 0,
            py::arg("top_p") = 1.0, py::arg("seed") = py::none(), py::arg("max_tokens") = 16, py::arg("min_tokens") = 0,
            py::arg("stop_token_ids") = std::vector<TokenId>{}, py::arg("ignore_eos") = false,
            py::arg("logprobs") = py::none())
+      .def_readonly("n", &SamplingParams::n)
       .def_readonly("temperature", &SamplingParams::temperature)
       .def_readonly("top_k", &SamplingParams::top_k)
       .def_readonly("top_p", &SamplingParams::top_p)

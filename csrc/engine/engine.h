@@ -4,79 +4,51 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "engine/input_batch.h"
-#include "model/decoder.h"
-#include "sample/sampling_params.h"
+#include "core/function_ref.h"
+#include "engine/iteration_stats.h"
+#include "engine/request.h"
+#include "engine/trace.h"
+#include "exec/exec.h"
+#include "model/model.h"
 #include "sched/scheduler.h"
 
 namespace steploop {
 
 struct EngineConfig {
-  int32_t max_model_len = 0;
-  int32_t max_num_seqs = 64;
-  int32_t max_num_batched_tokens = 2048;
-  int32_t block_size = 16;   // tokens
-  int32_t num_kv_blocks = 0;
+  SchedulerConfig scheduler{.blocks = {.enable_prefix_caching = true}};  // the engine measures swap_block_us
   DType kv_dtype = DType::kFloat32;
-  int32_t num_threads = 0;   // 0: default_num_threads()
+  int32_t num_threads = 0;          // 0: default_num_threads()
   MatmulFunction matmul = nullptr;  // CUDA: gives up batch invariance for another library's speed
   uint64_t seed = 0;
-  SchedulingPolicy policy = SchedulingPolicy::kOnDemand;
   std::vector<TokenId> eos_token_ids;
-};
-
-struct Request {
-  std::string id;
-  SequenceId sequence = 0;  // arrival number
-  SamplingParams params;
-  std::vector<TokenId> prompt;          // moved out when the scheduler takes the request
-  StopCriteria stop;
-  std::vector<TokenId> stop_token_ids;  // eos and the request's own: masked until min_tokens
-  uint64_t seed = 0;
-  int64_t arrival_us = 0;
-};
-
-// What a step did for one request: at most one new token, and whether that ended it.
-struct StepOutput {
-  const Request* request = nullptr;
-  bool has_token = false;
-  TokenId token = -1;
-  const SampleResult* sample = nullptr;  // null without a token
-  FinishReason finish_reason = FinishReason::kNone;
-  TokenId stop_token = -1;  // of the request's own stop_token_ids, else -1
-  int32_t num_preemptions = 0;
-  int64_t first_scheduled_us = -1;
-  int64_t first_token_us = -1;
-  int64_t last_token_us = -1;
-};
-
-struct PhaseDurations {
-  int64_t schedule_us = 0;
-  int64_t build_us = 0;
-  int64_t forward_us = 0;
-  int64_t sample_us = 0;
-  int64_t update_us = 0;
+  int32_t max_num_queued_requests = 0;      // never started; 0: no limit
+  int64_t max_num_queued_tokens = 0;        // of their prompts; 0: no limit
+  int32_t iteration_stats_capacity = 1024;  // iterations that are remembered until drained; 0: none
+  std::string trace_path;                   // of the file to write a trace to; empty: none
 };
 
 struct EngineStats {
-  SchedulerStats scheduler;
-  int32_t num_queued = 0;  // added, not yet seen by a step; counted as waiting
+  SchedulerStats scheduler;  // as of the last step; what was added since counts as waiting and queued
   int32_t last_num_sequences = 0;
   int32_t last_num_prompt_tokens = 0;
   int32_t last_num_decode_tokens = 0;
   PhaseDurations last;
+  int64_t num_iterations = 0;  // steps that had something to do or to report
+  int64_t total_num_prompt_tokens = 0;
+  int64_t total_num_decode_tokens = 0;
   PhaseDurations total;
+  std::string trace_error;  // why tracing stopped; empty: it did not
 };
 
 class Engine {
  public:
-  // Throws InvalidArgumentError for limits that contradict each other or a pool below one sequence of max_model_len.
+  // Throws InvalidArgumentError for limits that contradict each other, a pool below one sequence of max_model_len, or a
+  // trace file that cannot be opened.
   Engine(std::shared_ptr<const Model> model, const EngineConfig& config);
   ~Engine();
 
@@ -85,13 +57,17 @@ class Engine {
   // Throws UnsupportedDeviceError and UnsupportedModelError for what the device cannot run, InvalidArgumentError.
   static int64_t activation_bytes(const ModelConfig& model, DType dtype, Device device, const EngineConfig& config);
 
-  // Any thread, also while step() runs: the next step takes the request in. arrival_us: steady-clock microseconds.
-  // Throws InvalidRequestError, RequestTooLongError, DuplicateRequestError, EngineDeadError.
+  // Any thread, also while step() runs: the next step takes the request in.
+  // Throws InvalidRequestError, RequestTooLongError, DuplicateRequestError, QueueFullError, EngineDeadError.
   void add_request(std::string request_id, std::vector<TokenId> prompt, const SamplingParams& params,
-                   std::optional<int64_t> arrival_us = std::nullopt);
+                   RequestOptions options = {});
 
-  // Any thread. False if there is no such request in flight. The next step reports it as ended.
+  // Any thread. False if there is no such request in flight. The next step reports each sample that still went on as
+  // ended.
   bool abort_request(const std::string& request_id);
+
+  // Any thread. While it does not accept, add_request throws QueueFullError.
+  void set_accepting(bool accepting);
 
   // One iteration; hands what it did to `consume`, the outputs being valid only during that call. One step at a time: a
   // second caller waits. A failure inside marks the engine dead: this throws EngineDeadError now and ever after.
@@ -99,7 +75,9 @@ class Engine {
 
   bool has_unfinished_requests() const { return num_unfinished_requests() > 0; }
   int32_t num_unfinished_requests() const;  // accepted and not yet reported as ended
-  EngineStats stats() const;  // as of the last step
+  EngineStats stats() const;
+  std::vector<IterationStats> drain_iteration_stats();  // those since the last call, oldest first
+  void reset_prefix_cache();  // waits for a step in progress; throws EngineDeadError
   void close();  // waits for a step in progress; frees all memory; idempotent
   bool closed() const;
 
@@ -123,15 +101,37 @@ class Engine {
   // What needs the model's memory; gone after close().
   struct Runner;
 
+  // Requests on their way to the scheduler.
+  struct QueueSize {
+    int32_t num_requests = 0;
+    int32_t num_samples = 0;
+    int64_t num_tokens = 0;  // of prompts, each once
+  };
+
+  struct StepTimes {
+    int64_t began_us = 0;
+    int64_t scheduled_us = 0;  // what the scheduler was told
+    PhaseDurations durations;
+  };
+
+  // inbox.cpp
   void check_alive() const;  // with inbox_mutex_
   void check_token_ids(std::span<const TokenId> tokens) const;
+  void check_params(const SamplingParams& params) const;
+  SchedulerStats scheduler_stats() const;  // with inbox_mutex_
+  void check_queue(size_t num_prompt_tokens) const;
+  uint64_t cache_key(const RequestOptions& options);
+
+  // step.cpp
+  void retire_finished();
   void take_inbox();
-  void run_scheduled();
+  void file(std::shared_ptr<Request> request);
+  void run_scheduled(StepTimes times);
   SampleParams build_samples(const SchedulerOutput& output);
   void take_samples();
   void report(const Sequence& sequence, const SampleResult* sample);
+  void publish(const SchedulerOutput& output, const StepTimes& times, int64_t ended_us);
   [[noreturn]] void fail(const std::exception& error);
-  void retire_finished();
 
   const EngineConfig config_;
   const ModelConfig model_config_;
@@ -143,23 +143,30 @@ class Engine {
 
   // Shared with the threads that add and abort.
   mutable std::mutex inbox_mutex_;
-  std::vector<std::unique_ptr<Request>> added_;
-  std::vector<SequenceId> aborted_;
-  std::unordered_map<std::string, SequenceId> in_flight_;  // accepted, not yet reported as ended
+  std::vector<std::shared_ptr<Request>> added_;
+  std::vector<SampleIds> aborted_;
+  QueueSize unseen_;  // added, and not yet among what the scheduler says in stats_
+  std::unordered_map<std::string, SampleIds> in_flight_;  // accepted, not yet reported as ended
+  std::unordered_map<std::string, uint64_t> cache_keys_;
+  uint64_t last_cache_key_ = 0;
+  uint64_t num_requests_ = 0;  // accepted since the start
   SequenceId next_sequence_ = 0;
+  bool accepting_ = true;
   bool closed_ = false;
   bool failed_ = false;
   std::string failure_;  // why
   EngineStats stats_;
+  IterationStatsRing iterations_;
 
   // Held by step().
   mutable std::mutex step_mutex_;
-  std::vector<std::unique_ptr<Request>> taken_;  // the inbox, swapped out
-  std::vector<SequenceId> taken_aborts_;
-  std::unordered_map<SequenceId, std::unique_ptr<Request>> requests_;  // known to the scheduler
-  std::vector<SequenceId> ended_;  // reported by the last step; their requests go at the next
+  std::vector<std::shared_ptr<Request>> taken_;  // the inbox, swapped out
+  std::vector<SampleIds> taken_aborts_;
+  QueueSize taken_size_;
+  std::unordered_map<SequenceId, std::shared_ptr<Request>> requests_;  // by sample: known to the scheduler
+  std::vector<SequenceId> ended_;  // reported by the last step; they go at the next
   std::vector<StepOutput> outputs_;
-  PhaseDurations durations_;
+  std::unique_ptr<Trace> trace_;  // null: none
 };
 
 }  // namespace steploop

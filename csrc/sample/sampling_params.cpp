@@ -30,6 +30,7 @@ float SamplingParams::logit_scale() const {
 }
 
 void SamplingParams::validate() const {
+  require(n >= 1, "n must be >= 1", std::to_string(n));
   require(std::isfinite(temperature) && temperature >= 0, "temperature must be finite and >= 0", to_text(temperature));
   require(top_k >= -1, "top_k must be >= 1, or 0 or -1 for all tokens", std::to_string(top_k));
   require(top_p > 0 && top_p <= 1, "top_p must be in (0, 1]", to_text(top_p));

@@ -12,6 +12,7 @@ namespace steploop {
 inline constexpr int32_t kMaxTopLogprobs = 20;
 
 struct SamplingParams {
+  int32_t n = 1;                        // samples of the same prompt, >= 1
   double temperature = 1.0;             // >= 0; below kGreedyTemperature the most likely token is taken
   int32_t top_k = 0;                    // keep the k most likely tokens; 0 or -1: all
   double top_p = 1.0;                   // in (0, 1]: then keep the fewest that hold this share of what is left

@@ -42,11 +42,11 @@ inline std::shared_ptr<steploop::Model> make_tiny_model(steploop::DType dtype) {
 
 inline steploop::EngineConfig tiny_engine_config(steploop::DType dtype) {
   steploop::EngineConfig config;
-  config.max_model_len = 160;
-  config.max_num_seqs = 16;
-  config.max_num_batched_tokens = 48;
-  config.num_kv_blocks = 48;
-  config.block_size = 8;
+  config.scheduler.max_model_len = 160;
+  config.scheduler.max_num_seqs = 16;
+  config.scheduler.max_num_batched_tokens = 48;
+  config.scheduler.blocks.num_blocks = 48;
+  config.scheduler.blocks.block_size = 8;
   config.kv_dtype = dtype;
   config.num_threads = 2;
   return config;

@@ -98,7 +98,26 @@ def test_bad_requests_are_refused_and_those_behind_are_served(tiny: Any) -> None
         ({"num_threads": -1}, "num_threads must be in 0..1024, got -1"),
         ({"kv_cache_dtype": "float16"}, "kv_cache_dtype must be float32 or bfloat16"),
         ({"kv_cache_dtype": "int3"}, "dtype must be one of"),
-        ({"scheduling_policy": "lifo"}, "scheduling_policy must be on_demand or static, got lifo"),
+        (
+            {"scheduling_policy": "lifo"},
+            "scheduling_policy must be one of on_demand, reserve, estimate, static, got lifo",
+        ),
+        ({"queue_order": "random"}, "queue_order must be one of fcfs, priority, .*, got random"),
+        ({"preemption_mode": "kill"}, "preemption_mode must be one of recompute, swap, auto, got kill"),
+        ({"prompt_sharing": "none"}, "prompt_sharing must be one of in_order, equal_progress, got none"),
+        ({"preemption_mode": "swap"}, "num_host_blocks must be >= 1 with preemption_mode swap, got 0"),
+        ({"num_host_blocks": 4}, "num_host_blocks must be 0 with preemption_mode recompute, got 4"),
+        ({"num_host_blocks": -1}, "num_host_blocks must be >= 0, got -1"),
+        ({"watermark": 1.0}, r"watermark must be in \[0, 1\), got 1"),
+        ({"watermark": 0.9}, "watermark 0.9.* keeps 3 of 4 KV blocks"),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 63},
+            "max_num_batched_tokens must be >= max_model_len 64, got 63",
+        ),
+        ({"max_num_queued_requests": -1}, "max_num_queued_requests must be >= 1, or 0 for no limit, got -1"),
+        ({"max_num_queued_tokens": -1}, "max_num_queued_tokens must be >= 1, or 0 for no limit, got -1"),
+        ({"iteration_stats_capacity": -1}, "iteration_stats_capacity must be in 0..1048576, got -1"),
+        ({"iteration_stats_capacity": 2**31 - 1}, "iteration_stats_capacity must be in 0..1048576, got 2147483647"),
         ({"eos_token_ids": [300]}, "eos_token_ids must be in 0..299, got 300"),
     ],
 )
@@ -227,6 +246,9 @@ def test_weights_that_do_not_load_are_not_taken_for_loaded(tiny_llama: Path) -> 
 def test_native_arguments_of_the_wrong_kind(tiny: Any) -> None:
     with pytest.raises(TypeError):
         _C.Engine(None, max_model_len=64, num_kv_blocks=4, kv_cache_dtype="float32")
+    for settings in ({"max_num_seq": 4}, {"max_num_seqs": "4"}, {"watermark": None}, {"scheduling_policy": 1}):
+        with pytest.raises(TypeError, match=next(iter(settings))):
+            make_engine(tiny, **settings)
     with pytest.raises(InvalidArgumentError, match="not loaded"):
         make_engine(_C.Model(tiny.config, dtype="float32"))
     engine = make_engine(tiny)

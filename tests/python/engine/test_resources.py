@@ -23,7 +23,12 @@ def tiny(tiny_llama: Path) -> Any:
 
 def test_block_tails_hold_under_4_percent_of_used_kv(report: Callable[[str], None]) -> None:
     scheduler = _C.Scheduler(
-        max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=2048, num_kv_blocks=8192, block_size=16
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        max_model_len=2048,
+        num_kv_blocks=8192,
+        block_size=16,
+        enable_prefix_caching=False,  # a shared block would count for each that holds it
     )
     rng = random.Random(1)
     for index in range(200):
@@ -40,7 +45,7 @@ def test_block_tails_hold_under_4_percent_of_used_kv(report: Callable[[str], Non
         f"block tails: mean length {held / sequences:.0f} tokens, {1 - held / used:.2%} of the used KV in block tails"
     )
     assert held / sequences > 400
-    assert 1 - held / used < 0.04
+    assert 0 <= 1 - held / used < 0.04
 
 
 def test_an_idle_engine_uses_no_cpu(tiny: Any) -> None:

@@ -10,6 +10,7 @@ from steploop.errors import InvalidRequestError
 
 def test_defaults():
     params = SamplingParams()
+    assert params.n == 1
     assert (params.temperature, params.top_k, params.top_p, params.seed) == (1.0, 0, 1.0, None)
     assert (params.max_tokens, params.min_tokens, params.stop_token_ids) == (16, 0, [])
     assert (params.ignore_eos, params.logprobs) == (False, None)
@@ -17,6 +18,7 @@ def test_defaults():
 
 def test_fields_read_back_as_given():
     values = {
+        "n": 3,
         "temperature": 0.7,
         "top_k": -1,
         "top_p": 0.1,
@@ -41,6 +43,8 @@ def test_fields_cannot_be_written():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"n": 0}, "n must be >= 1, got 0"),
+        ({"n": -2}, "n must be >= 1, got -2"),
         ({"temperature": -0.5}, "temperature must be finite and >= 0, got -0.5"),
         ({"temperature": math.nan}, "temperature must be finite and >= 0, got nan"),
         ({"temperature": -math.nan}, "temperature must be finite and >= 0, got nan"),
@@ -63,7 +67,7 @@ def test_values_out_of_range_are_refused(values, message):
         SamplingParams(**values)
 
 
-@pytest.mark.parametrize("values", [{"heat": 1}, {"max_tokens": "8"}, {"top_k": 1.5}, {"seed": -1}])
+@pytest.mark.parametrize("values", [{"heat": 1}, {"max_tokens": "8"}, {"top_k": 1.5}, {"seed": -1}, {"n": 2**31}])
 def test_unknown_keywords_and_wrong_types_are_type_errors(values):
     with pytest.raises(TypeError):
         SamplingParams(**values)

@@ -1,0 +1,176 @@
+// The engine's door: what any thread may call while a step runs.
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "engine/clock.h"
+#include "engine/engine.h"
+#include "sample/philox.h"
+
+namespace steploop {
+
+namespace {
+
+// So many salts and tenants are told apart at a time. Beyond it all get new keys: what was cached is not found again.
+constexpr size_t kMaxCacheKeys = 65536;
+
+void check_options(const RequestOptions& options) {
+  const auto check_text = [](const char* name, const std::optional<std::string>& text) {
+    if (text && text->empty()) throw InvalidRequestError(concat(name, " must not be empty, got \"\""));
+  };
+  check_text("tenant", options.tenant);
+  check_text("cache_salt", options.cache_salt);
+  if (options.deadline_ms && !(std::isfinite(*options.deadline_ms) && *options.deadline_ms > 0))
+    throw InvalidRequestError(concat("deadline_ms must be finite and > 0, got ", *options.deadline_ms));
+}
+
+int64_t deadline_of(const RequestOptions& options, int64_t arrival_us) {
+  constexpr double kForeverMs = 1e15;  // its microseconds, and an arrival, fit 64 bits
+  if (!options.deadline_ms || *options.deadline_ms >= kForeverMs) return kNoDeadline;
+  return arrival_us + static_cast<int64_t>(*options.deadline_ms * 1000);
+}
+
+std::shared_ptr<Request> make_request(std::string id, const SamplingParams& params,
+                                      const std::vector<TokenId>& eos_token_ids, const RequestOptions& options) {
+  auto request = std::make_shared<Request>();
+  request->id = std::move(id);
+  request->params = params;
+  request->stop.max_tokens = params.max_tokens;
+  request->stop.min_tokens = params.min_tokens;
+  request->stop.stop_token_ids = params.stop_token_ids;
+  if (!params.ignore_eos) request->stop.eos_token_ids = eos_token_ids;
+  request->stop_token_ids = params.stop_token_ids;
+  request->stop_token_ids.insert(request->stop_token_ids.end(), request->stop.eos_token_ids.begin(),
+                                 request->stop.eos_token_ids.end());
+  request->arrival_us = options.arrival_us ? *options.arrival_us : now_us();
+  request->options.priority = options.priority;
+  request->options.tenant = options.tenant.value_or("");
+  request->options.deadline_us = deadline_of(options, request->arrival_us);
+  request->num_unfinished = params.n;
+  return request;
+}
+
+}  // namespace
+
+void Engine::check_alive() const {
+  if (closed_) throw EngineDeadError("the engine is closed");
+  if (failed_) throw EngineDeadError(concat("the engine failed in an earlier step: ", failure_));
+}
+
+void Engine::check_token_ids(std::span<const TokenId> tokens) const {
+  for (size_t i = 0; i < tokens.size(); ++i)
+    if (tokens[i] < 0 || tokens[i] >= model_config_.vocab_size)
+      throw InvalidRequestError(concat("token ids must be in 0..", model_config_.vocab_size - 1, ", got ", tokens[i],
+                                       " at position ", i, " of the prompt"));
+}
+
+void Engine::check_params(const SamplingParams& params) const {
+  params.validate();
+  if (params.n > config_.scheduler.max_num_seqs)
+    throw InvalidRequestError(
+        concat("n must be <= max_num_seqs (", config_.scheduler.max_num_seqs, "), got ", params.n));
+  for (TokenId stop : params.stop_token_ids)
+    if (stop >= model_config_.vocab_size)
+      throw InvalidRequestError(concat("stop_token_ids must be in 0..", model_config_.vocab_size - 1, ", got ", stop));
+}
+
+// The scheduler's counts of the last step, and what it has not seen or told yet.
+SchedulerStats Engine::scheduler_stats() const {
+  SchedulerStats stats = stats_.scheduler;
+  stats.num_waiting += unseen_.num_samples;
+  stats.num_queued_requests += unseen_.num_requests;
+  stats.num_queued_tokens += unseen_.num_tokens;
+  return stats;
+}
+
+void Engine::check_queue(size_t num_prompt_tokens) const {
+  if (!accepting_) throw QueueFullError("the engine is draining");
+  const SchedulerStats stats = scheduler_stats();
+  if (config_.max_num_queued_requests && stats.num_queued_requests >= config_.max_num_queued_requests)
+    throw QueueFullError(concat("the queue is full: ", stats.num_queued_requests,
+                                " requests wait, max_num_queued_requests is ", config_.max_num_queued_requests));
+  const auto num_tokens = static_cast<int64_t>(num_prompt_tokens);
+  if (config_.max_num_queued_tokens == 0) return;
+  if (num_tokens > config_.max_num_queued_tokens)
+    throw RequestTooLongError(concat("the prompt must have at most max_num_queued_tokens ",
+                                     config_.max_num_queued_tokens, " tokens, got ", num_tokens));
+  if (stats.num_queued_tokens + num_tokens > config_.max_num_queued_tokens)
+    throw QueueFullError(concat("the queue is full: ", stats.num_queued_tokens, " prompt tokens wait, ", num_tokens,
+                                " more exceed max_num_queued_tokens ", config_.max_num_queued_tokens));
+}
+
+// Two requests have the same key if and only if they may share cached blocks. Keys are never reused.
+uint64_t Engine::cache_key(const RequestOptions& options) {
+  if (!options.cache_salt && !options.tenant) return 0;
+  if (cache_keys_.size() >= kMaxCacheKeys) cache_keys_.clear();
+  const std::string name = options.cache_salt ? "s:" + *options.cache_salt : "t:" + *options.tenant;
+  const auto [entry, inserted] = cache_keys_.try_emplace(name, last_cache_key_ + 1);
+  last_cache_key_ += inserted;
+  return entry->second;
+}
+
+void Engine::add_request(std::string request_id, std::vector<TokenId> prompt, const SamplingParams& params,
+                         RequestOptions options) {
+  check_params(params);
+  check_token_ids(prompt);
+  check_options(options);
+  const std::shared_ptr<Request> request = make_request(std::move(request_id), params, config_.eos_token_ids, options);
+
+  const std::lock_guard lock(inbox_mutex_);
+  check_alive();
+  scheduler_->check_request(prompt.size(), request->stop);
+  if (in_flight_.contains(request->id))
+    throw DuplicateRequestError(concat("request_id ", request->id, " is already in flight"));
+  check_queue(prompt.size());
+  request->options.cache_key = cache_key(options);
+  request->samples = {next_sequence_, params.n};
+  request->seed = params.seed.value_or(request_seed(config_.seed, num_requests_));
+  if (added_.size() == added_.capacity()) added_.reserve(2 * added_.size() + 1);  // nothing fails once the id is taken
+  in_flight_.emplace(request->id, request->samples);
+  ++num_requests_;
+  next_sequence_ += params.n;
+  ++unseen_.num_requests;
+  unseen_.num_samples += params.n;
+  unseen_.num_tokens += static_cast<int64_t>(prompt.size());
+  request->prompt = std::move(prompt);
+  added_.push_back(request);
+}
+
+bool Engine::abort_request(const std::string& request_id) {
+  const std::lock_guard lock(inbox_mutex_);
+  check_alive();
+  const auto found = in_flight_.find(request_id);
+  if (found == in_flight_.end()) return false;
+  aborted_.push_back(found->second);
+  return true;
+}
+
+void Engine::set_accepting(bool accepting) {
+  const std::lock_guard lock(inbox_mutex_);
+  check_alive();
+  accepting_ = accepting;
+}
+
+int32_t Engine::num_unfinished_requests() const {
+  const std::lock_guard lock(inbox_mutex_);
+  return closed_ || failed_ ? 0 : static_cast<int32_t>(in_flight_.size());
+}
+
+EngineStats Engine::stats() const {
+  const std::lock_guard lock(inbox_mutex_);
+  EngineStats stats = stats_;
+  stats.scheduler = scheduler_stats();
+  return stats;
+}
+
+std::vector<IterationStats> Engine::drain_iteration_stats() {
+  const std::lock_guard lock(inbox_mutex_);
+  return iterations_.drain();
+}
+
+bool Engine::closed() const {
+  const std::lock_guard lock(inbox_mutex_);
+  return closed_;
+}
+
+}  // namespace steploop
