@@ -29,7 +29,7 @@ __all__: list[str] = [
 
 class SamplingParams:
     """
-    How the tokens of one request are chosen and when it ends. top_k 0 or -1 keeps all tokens, logprobs None gives none. Raises InvalidRequestError for a value out of its range.
+    How the tokens of one request are chosen and when it ends. n: samples of its prompt. top_k 0 or -1 keeps all tokens, logprobs None gives none. Raises InvalidRequestError for a value out of its range.
     """
 
     __hash__: typing.ClassVar[None] = None
@@ -37,6 +37,7 @@ class SamplingParams:
     def __init__(
         self,
         *,
+        n: typing.SupportsInt | typing.SupportsIndex = 1,
         temperature: typing.SupportsFloat | typing.SupportsIndex = 1.0,
         top_k: typing.SupportsInt | typing.SupportsIndex = 0,
         top_p: typing.SupportsFloat | typing.SupportsIndex = 1.0,
@@ -57,6 +58,8 @@ class SamplingParams:
     @property
     def min_tokens(self) -> int: ...
     @property
+    def n(self) -> int: ...
+    @property
     def seed(self) -> int | None: ...
     @property
     def stop_token_ids(self) -> list[int]: ...
@@ -66,6 +69,144 @@ class SamplingParams:
     def top_k(self) -> int: ...
     @property
     def top_p(self) -> float: ...
+
+class BlockTable:
+    """
+    One sequence's KV blocks in order of position.
+    """
+    def __init__(self) -> None: ...
+    @property
+    def blocks(self) -> list[int]: ...
+    @property
+    def last_serial(self) -> int:
+        """
+        Of the cache's entry for the last cached block; 0: none, 2**64 - 1: not known.
+        """
+    @property
+    def num_cached_blocks(self) -> int: ...
+
+class BlockManager:
+    """
+    Block tables over a pool of KV blocks. Not thread-safe.
+    """
+    def __init__(
+        self,
+        *,
+        num_blocks: typing.SupportsInt | typing.SupportsIndex,
+        block_size: typing.SupportsInt | typing.SupportsIndex = 16,
+        num_host_blocks: typing.SupportsInt | typing.SupportsIndex = 0,
+        enable_prefix_caching: bool = False,
+        prefix_hash_mask: typing.SupportsInt | typing.SupportsIndex = 18446744073709551615,
+    ) -> None: ...
+    def cache_full_blocks(
+        self,
+        table: BlockTable,
+        token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        cache_key: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> None:
+        """
+        Files the table's blocks that the tokens fill.
+        """
+    def check_integrity(
+        self,
+        tables: collections.abc.Sequence[
+            tuple[
+                BlockTable,
+                typing.SupportsInt | typing.SupportsIndex,
+                collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+            ]
+        ],
+    ) -> None:
+        """
+        Takes (table, computed tokens, host blocks) of every sequence; raises InternalError saying what is wrong.
+        """
+    def fork(
+        self, source: BlockTable, child: BlockTable, num_tokens: typing.SupportsInt | typing.SupportsIndex
+    ) -> list[tuple[int, int, int, int]] | None:
+        """
+        The empty child gets the source's first tokens. Returns transfers (src_pool, src_block, dst_pool, dst_block) to make, pool 0 being the device's and 1 the host's; None, changing nothing, if no block is free.
+        """
+    def free(self, table: BlockTable) -> None: ...
+    def free_host(self, host_blocks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None: ...
+    def grow(self, table: BlockTable, num_tokens: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Makes room for tokens [0, num_tokens) and returns True, or changes nothing.
+        """
+    def match_prefix(
+        self,
+        token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        cache_key: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> tuple[int, int]:
+        """
+        How many leading full blocks of the tokens are cached, and how many of those no table holds.
+        """
+    def merge_duplicates(
+        self,
+        table: BlockTable,
+        token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        cache_key: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> None:
+        """
+        Takes the blocks that the cache would find in the place of the table's own of the same content.
+        """
+    def num_blocks_for(self, num_tokens: typing.SupportsInt | typing.SupportsIndex) -> int: ...
+    def ref_count(self, block: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        How many tables hold the block.
+        """
+    def reset_prefix_cache(self) -> None:
+        """
+        Forgets every cached block.
+        """
+    def reuse_cached(
+        self,
+        table: BlockTable,
+        token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        cache_key: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> int:
+        """
+        Takes the cached blocks that come next in the tokens into the table, in the place of its own unwritten ones or at its end; returns how many.
+        """
+    def shuffle_free_blocks(self, seed: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Frees the order in which blocks are taken from any rule: a test aid.
+        """
+    def swap_in(
+        self, table: BlockTable, host_blocks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ) -> list[tuple[int, int, int, int]] | None:
+        """
+        Frees the host blocks, after the transfers to make, which it returns; None, changing nothing, if they do not fit. The table may hold some leading ones already.
+        """
+    def swap_out(
+        self, table: BlockTable, num_tokens: typing.SupportsInt | typing.SupportsIndex
+    ) -> tuple[list[int], list[tuple[int, int, int, int]]] | None:
+        """
+        Frees the table and returns (host blocks, transfers to make); None, changing nothing, if they do not fit.
+        """
+    def uncache(
+        self, table: BlockTable, num_tokens: typing.SupportsInt | typing.SupportsIndex, *, may_be_shared: bool = False
+    ) -> None:
+        """
+        Withdraws the table's blocks from token num_tokens on. InternalError if another table holds one of them, unless may_be_shared.
+        """
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_free_blocks(self) -> int:
+        """
+        Blocks that can be had; those that the prefix cache keeps as long as it may are among them.
+        """
+    @property
+    def num_free_host_blocks(self) -> int: ...
+    @property
+    def num_host_blocks(self) -> int: ...
+    @property
+    def num_idle_cached_blocks(self) -> int:
+        """
+        Free blocks that the prefix cache keeps as long as it may.
+        """
 
 class ScheduledSequence:
     """
@@ -93,9 +234,22 @@ class SchedulerOutput:
     @property
     def preempted(self) -> list[int]: ...
     @property
-    def scheduled(self) -> list[ScheduledSequence]: ...
+    def scheduled(self) -> list[ScheduledSequence]:
+        """
+        Decodes, then prompts.
+        """
     @property
     def step_id(self) -> int: ...
+    @property
+    def timed_out(self) -> list[int]:
+        """
+        Ended, as their deadlines had passed.
+        """
+    @property
+    def transfers(self) -> list[tuple[int, int, int, int]]:
+        """
+        (source pool, source block, destination pool, destination block), to do in order before the step; pool 0 is the device's, 1 the host's.
+        """
 
 class Scheduler:
     """
@@ -109,8 +263,25 @@ class Scheduler:
         max_model_len: typing.SupportsInt | typing.SupportsIndex,
         num_kv_blocks: typing.SupportsInt | typing.SupportsIndex,
         block_size: typing.SupportsInt | typing.SupportsIndex = 16,
-        policy: str = "on_demand",
-    ) -> None: ...
+        num_host_blocks: typing.SupportsInt | typing.SupportsIndex = 0,
+        scheduling_policy: str = "on_demand",
+        watermark: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        preemption_mode: str = "recompute",
+        swap_block_us: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        queue_order: str = "fcfs",
+        max_bypass: typing.SupportsInt | typing.SupportsIndex = 8,
+        enable_chunked_prefill: bool = True,
+        long_prefill_token_threshold: typing.SupportsInt | typing.SupportsIndex = 0,
+        prompt_sharing: str = "in_order",
+        waiting_served_ratio: typing.SupportsFloat | typing.SupportsIndex = 0.3,
+        max_waiting_tokens: typing.SupportsInt | typing.SupportsIndex = 20,
+        target_step_duration_us: typing.SupportsInt | typing.SupportsIndex = 0,
+        enable_prefix_caching: bool = True,
+        prefix_hash_mask: typing.SupportsInt | typing.SupportsIndex = 18446744073709551615,
+    ) -> None:
+        """
+        Settings as of EngineConfig. prefix_hash_mask: a test aid that makes hashes collide. Raises InvalidArgumentError.
+        """
     def abort(
         self, id: typing.SupportsInt | typing.SupportsIndex, now_us: typing.SupportsInt | typing.SupportsIndex = 0
     ) -> bool:
@@ -127,16 +298,34 @@ class Scheduler:
         stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         eos_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         now_us: typing.SupportsInt | typing.SupportsIndex = 0,
+        priority: typing.SupportsInt | typing.SupportsIndex = 0,
+        tenant: str = "",
+        cache_key: typing.SupportsInt | typing.SupportsIndex = 0,
+        deadline_us: typing.SupportsInt | typing.SupportsIndex | None = None,
     ) -> None:
         """
         Queues a sequence; raises InvalidRequestError and its subclasses.
         """
+    def add_sample(
+        self, id: typing.SupportsInt | typing.SupportsIndex, *, of: typing.SupportsInt | typing.SupportsIndex
+    ) -> None:
+        """
+        Queues a further sample of the request added last, whose first sample is `of`.
+        """
     def block_table(self, id: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
     def check_integrity(self) -> None: ...
     def has_unfinished(self) -> bool: ...
+    def reset_prefix_cache(self) -> None:
+        """
+        Forgets every cached prefix; between steps only.
+        """
     def schedule(self, now_us: typing.SupportsInt | typing.SupportsIndex = 0) -> SchedulerOutput:
         """
         Picks the next step.
+        """
+    def schedule_arrays(self, now_us: typing.SupportsInt | typing.SupportsIndex = 0) -> tuple:
+        """
+        As schedule: (step_id, sequence ids int64 [n], int32 [n, 3] of first token, number of tokens and number of sample rows).
         """
     def sequence_info(self, id: typing.SupportsInt | typing.SupportsIndex) -> dict: ...
     def shuffle_free_blocks(self, seed: typing.SupportsInt | typing.SupportsIndex) -> None: ...
@@ -156,47 +345,16 @@ class Scheduler:
         """
         Applies (sequence_id, token) for each sample row in the step's order; None as token: its logits were not finite. Returns (id, finish_reason, output tokens) of the sequences that this ended.
         """
-
-class BlockTable:
-    """
-    One sequence's KV blocks in order of position.
-    """
-    def __init__(self) -> None: ...
-    @property
-    def blocks(self) -> list[int]: ...
-    @property
-    def num_hashed_blocks(self) -> int: ...
-
-class BlockManager:
-    """
-    Block tables over a pool of KV blocks.
-    """
-    def __init__(
+    def update_arrays(
         self,
-        *,
-        num_blocks: typing.SupportsInt | typing.SupportsIndex,
-        block_size: typing.SupportsInt | typing.SupportsIndex = 16,
-    ) -> None: ...
-    def block_hash(self, table: BlockTable, index: typing.SupportsInt | typing.SupportsIndex) -> int: ...
-    def check_integrity(self, tables: collections.abc.Sequence[BlockTable]) -> None: ...
-    def free(self, table: BlockTable) -> None: ...
-    def grow(self, table: BlockTable, num_tokens: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
-    def hash_full_blocks(
-        self,
-        table: BlockTable,
-        token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        *,
-        extra_key: typing.SupportsInt | typing.SupportsIndex = 0,
-    ) -> None: ...
-    def num_blocks_for(self, num_tokens: typing.SupportsInt | typing.SupportsIndex) -> int: ...
-    def shuffle_free_blocks(self, seed: typing.SupportsInt | typing.SupportsIndex) -> None: ...
-    def trim(self, table: BlockTable, num_tokens: typing.SupportsInt | typing.SupportsIndex) -> None: ...
-    @property
-    def block_size(self) -> int: ...
-    @property
-    def num_blocks(self) -> int: ...
-    @property
-    def num_free_blocks(self) -> int: ...
+        step_id: typing.SupportsInt | typing.SupportsIndex,
+        sequence_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        token_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        now_us: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        As update, one sequence (int64) and token (int32) for each sample row in the step's order. Returns the ids of the sequences that this ended. Raises InvalidArgumentError, InternalError.
+        """
 
 class ModelConfig:
     """
@@ -301,21 +459,29 @@ class Model:
 
 class StepOutput:
     """
-    What one step did for one request. Times are seconds on time.monotonic's clock, nan: not yet.
+    What one step did for one sample of a request. Times are seconds on time.monotonic's clock, nan: not yet.
     """
     @property
     def arrival_time(self) -> float: ...
     @property
     def finish_reason(self) -> typing.Any:
         """
-        None, 'stop', 'length', 'abort' or 'error'.
+        None, 'stop', 'length', 'abort', 'timeout' or 'error'.
         """
     @property
-    def finished(self) -> bool: ...
+    def finished(self) -> bool:
+        """
+        The sample has ended.
+        """
     @property
     def first_scheduled_time(self) -> float: ...
     @property
     def first_token_time(self) -> float: ...
+    @property
+    def index(self) -> int:
+        """
+        Of the sample, below SamplingParams.n.
+        """
     @property
     def last_token_time(self) -> float: ...
     @property
@@ -324,7 +490,17 @@ class StepOutput:
         Of the new tokens; empty unless asked for.
         """
     @property
+    def num_cached_tokens(self) -> int:
+        """
+        Of the prompt, found in the prefix cache or computed for another sample when this one started.
+        """
+    @property
     def num_preemptions(self) -> int: ...
+    @property
+    def request_finished(self) -> bool:
+        """
+        All samples have; this is the last output.
+        """
     @property
     def request_id(self) -> str: ...
     @property
@@ -373,23 +549,39 @@ class Engine:
         model: Model,
         *,
         max_model_len: typing.SupportsInt | typing.SupportsIndex,
-        max_num_seqs: typing.SupportsInt | typing.SupportsIndex = 64,
-        max_num_batched_tokens: typing.SupportsInt | typing.SupportsIndex = 2048,
-        block_size: typing.SupportsInt | typing.SupportsIndex = 16,
         num_kv_blocks: typing.SupportsInt | typing.SupportsIndex,
         kv_cache_dtype: str,
-        num_threads: typing.SupportsInt | typing.SupportsIndex = 0,
-        seed: typing.SupportsInt | typing.SupportsIndex = 0,
-        scheduling_policy: str = "on_demand",
-        eos_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
-        matmul: typing.SupportsInt | typing.SupportsIndex = 0,
+        **kwargs,
     ) -> None:
         """
-        Reserves all memory that steps will need (pages count once they are used). num_threads 0: the physical cores of the cpuset, within the CPU quota. matmul: on CUDA, the address of another library's function to use for linear layers, which gives up batch invariance (torch.ops.steploop_cuda.matmul_address()). Raises InvalidArgumentError, also when the pool is smaller than one sequence of max_model_len, or the device has too little memory.
+        Reserves all memory that steps will need (pages count once they are used). Further keyword arguments, with their defaults:
+
+        max_num_seqs 64, max_num_batched_tokens 2048: sequences that run at a time, and tokens of a step
+        block_size 16: tokens of a KV block: 8, 16, 32 or 64
+        num_host_blocks 0: blocks of the host pool, for preemption_mode 'swap' and 'auto'
+        enable_prefix_caching True
+        scheduling_policy 'on_demand': or 'reserve', 'estimate', 'static'
+        watermark 0.0: share of the KV blocks kept free on admission, in [0, 1)
+        preemption_mode 'recompute': or 'swap', 'auto'
+        queue_order 'fcfs': or 'priority', 'shortest_first', 'longest_prefix', 'fair'
+        max_bypass 8: so often may others start before the longest-waiting request
+        enable_chunked_prefill True; without it waiting_served_ratio 0.3 and max_waiting_tokens 20 (decode steps) say when prompts interrupt decodes
+        long_prefill_token_threshold 0: a prompt's most tokens in a step; 0: no limit
+        prompt_sharing 'in_order': or 'equal_progress'
+        target_step_duration_us 0: prompts get so many tokens that a step takes no longer; 0: no target
+        num_threads 0: the physical cores of the cpuset, within the CPU quota
+        seed 0: of requests that bring none
+        eos_token_ids []
+        max_num_queued_requests 0, max_num_queued_tokens 0: what may wait to start; 0: no limit
+        iteration_stats_capacity 1024: iterations that iteration_stats() remembers
+        trace '': path of a file to write a Chrome trace to
+        matmul 0: on CUDA, the address of another library's function to use for linear layers, which gives up batch invariance (torch.ops.steploop_cuda.matmul_address())
+
+        Raises InvalidArgumentError, also when the pool is smaller than one sequence of max_model_len, the device has too little memory, or the trace cannot be opened.
         """
     def abort_request(self, request_id: str) -> bool:
         """
-        Any thread. False if it is not in flight. The next step() reports it finished with 'abort'.
+        Any thread. False if it is not in flight. The next step() reports every unfinished sample finished with 'abort'.
         """
     def add_request(
         self,
@@ -397,9 +589,14 @@ class Engine:
         token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         params: SamplingParams,
         arrival_time: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        *,
+        priority: typing.SupportsInt | typing.SupportsIndex = 0,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        deadline_ms: typing.SupportsFloat | typing.SupportsIndex | None = None,
     ) -> None:
         """
-        Any thread, also while step() runs. Raises InvalidRequestError, RequestTooLongError, DuplicateRequestError.
+        Any thread, also while step() runs. arrival_time: seconds on time.monotonic's clock, default now. priority: the lower goes first with queue_order 'priority'. tenant: whose turn it takes with queue_order 'fair'. Cached prefixes are shared only among requests of one cache_salt; without, of one tenant; without either, among all such. deadline_ms: after arrival, from when on the request ends with 'timeout'. Raises InvalidRequestError, RequestTooLongError, DuplicateRequestError, QueueFullError.
         """
     def check_integrity(self) -> None:
         """
@@ -414,22 +611,34 @@ class Engine:
         The cudaStream_t on which steps run, as an integer; 0 on the CPU.
         """
     def has_unfinished_requests(self) -> bool: ...
+    def iteration_stats(self) -> list:
+        """
+        What each iteration since the last call did, a dict each, oldest first; the oldest are dropped beyond iteration_stats_capacity. Latencies are milliseconds, phases microseconds, timestamp seconds on time.monotonic's clock when the iteration began. Requests are counted by sample, but num_queued_requests.
+        """
     def last_logits(self) -> numpy.typing.NDArray[numpy.float32]:
         """
-        Test aid: the last step's logits, float32 [sampled rows, vocab_size], in order of arrival.
+        Test aid: the last step's logits, float32 [sampled rows, vocab_size], in the order of the step.
         """
     def num_unfinished_requests(self) -> int: ...
+    def reset_prefix_cache(self) -> None:
+        """
+        Forgets every cached prefix, between steps. Raises EngineDeadError.
+        """
+    def set_accepting(self, accepting: bool) -> None:
+        """
+        Any thread. While it does not accept, add_request raises QueueFullError.
+        """
     def shuffle_free_blocks(self, seed: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
         Test aid: puts the free KV blocks in a random order, between steps.
         """
     def stats(self) -> dict:
         """
-        Counts as of the last step, and durations in microseconds. On CUDA the forward pass is only enqueued in forward_us; sample_us has the wait for all of it.
+        Counts as of the last step, and durations in microseconds. On CUDA the forward pass is only enqueued in forward_us; sample_us has the wait for all of it. trace_error: why tracing stopped, None if it did not.
         """
     def step(self) -> list:
         """
-        One iteration, without the GIL. An output per request that got a token or ended.
+        One iteration, without the GIL. An output per sample that got a token or ended.
         """
     def teacher_forced_logits(
         self, token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
@@ -456,7 +665,7 @@ def hash_block(
     extra_key: typing.SupportsInt | typing.SupportsIndex = 0,
 ) -> int:
     """
-    The chained hash of a full KV block; 0 is the parent of a first block and never a result.
+    The hash of a full KV block, parent being the serial of the entry before it, 0 for a first block.
     """
 
 def philox4x32(

@@ -10,6 +10,7 @@ from typing import Any
 
 import steploop
 from steploop.errors import SteploopError
+from steploop.scheduling import PREEMPTION_MODES, QUEUE_ORDERS, SCHEDULING_POLICIES
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -91,7 +92,9 @@ def _add_generate(commands: argparse._SubParsersAction[_IntermixedParser]) -> No
     parser.add_argument("--file", metavar="FILE", help="read prompts from FILE, one a line (empty lines are skipped)")
     parser.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
     parser.add_argument("--system", metavar="TEXT", help="with --chat: a system message before each prompt")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line for each finished prompt")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object a line for each answer of a finished prompt"
+    )
     sampling = parser.add_argument_group(
         "sampling", "What is not set follows the model's generation_config.json, then steploop's defaults."
     )
@@ -100,6 +103,7 @@ def _add_generate(commands: argparse._SubParsersAction[_IntermixedParser]) -> No
     sampling.add_argument("--temperature", type=float, metavar="T", help="0: always the most likely token")
     sampling.add_argument("--top-p", type=float, metavar="P", help="sample from the most likely tokens of total mass P")
     sampling.add_argument("--top-k", type=int, metavar="K", help="sample from the K most likely tokens; 0: from all")
+    sampling.add_argument("-n", "--n", type=int, default=1, metavar="N", help="answers to each prompt (default 1)")
     sampling.add_argument("--seed", type=int, metavar="N", help="make the draws repeatable")
     sampling.add_argument(
         "--stop-token-id",
@@ -123,6 +127,41 @@ def _add_generate(commands: argparse._SubParsersAction[_IntermixedParser]) -> No
     engine.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the hub")
     engine.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence, prompt and output, in tokens")
     engine.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="sequences in a step (default 64)")
+    engine.add_argument(
+        "--no-prefix-caching", action="store_true", help="compute every prompt whole, whatever prompts share"
+    )
+    engine.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="write what happens to each prompt, step by step, into FILE: JSON for ui.perfetto.dev",
+    )
+    _add_scheduling_options(parser.add_argument_group("scheduling", "See EngineConfig for what each choice means."))
+
+
+def _add_scheduling_options(scheduling: argparse._ActionsContainer) -> None:
+    for name, choices, text in (
+        ("--scheduling-policy", SCHEDULING_POLICIES, "who may start, and who gives way when the KV cache is full"),
+        ("--queue-order", QUEUE_ORDERS, "who starts next"),
+        ("--preemption-mode", PREEMPTION_MODES, "what becomes of the KV cache of a prompt that gives way"),
+    ):
+        scheduling.add_argument(name, default=choices[0], choices=choices, help=f"{text} (default {choices[0]})")
+    scheduling.add_argument(
+        "--swap-space-bytes",
+        type=int,
+        metavar="N",
+        help="host memory for --preemption-mode swap and auto (default: as much as the KV cache)",
+    )
+    scheduling.add_argument(
+        "--no-chunked-prefill",
+        action="store_true",
+        help="prompts whole, in steps of their own; --max-num-batched-tokens must hold the longest",
+    )
+    scheduling.add_argument(
+        "--target-step-duration-ms",
+        type=float,
+        metavar="MS",
+        help="how long a step may take: prompts get what decodes leave of it",
+    )
 
 
 def _add_demo(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:

@@ -1,11 +1,13 @@
-"""Whether a device can run what is asked of it, and how much memory it has for the KV cache."""
+"""Whether a device can run what is asked of it, and what its memory holds: the KV cache and the swap space."""
 
 from __future__ import annotations
 
 from steploop import _C
-from steploop.config import EngineConfig, KvCacheMemory
+from steploop.config import EngineConfig
 from steploop.errors import InvalidArgumentError, UnsupportedDeviceError
 from steploop.memory import available_memory_bytes, format_bytes, total_memory_bytes
+from steploop.scheduling import check_token_budget, check_watermark
+from steploop.sizing import KvCacheMemory, KvCacheSize, size_kv_cache, size_swap_space
 from steploop.weights import DTYPES, ModelSpec
 
 DEFAULT_CPU_SHARE = 0.25
@@ -34,6 +36,28 @@ def check_device(device: str, dtype: str, kv_cache_dtype: str) -> None:
             raise InvalidArgumentError("kv_cache_dtype must be float32 or bfloat16 on the CPU, got float16")
     else:
         raise UnsupportedDeviceError(f"device must be cpu or cuda, got {device}")
+
+
+def size_memory(config: EngineConfig, spec: ModelSpec, dtype: str, kv_cache_dtype: str) -> tuple[KvCacheSize, int]:
+    """The KV cache's size, and the number of its blocks that host memory holds for sequences that were swapped out.
+
+    Raises:
+        InvalidArgumentError: memory is too small, or another setting cannot be with these sizes.
+        UnsupportedDeviceError, UnsupportedModelError: as `kv_cache_memory`.
+    """
+    bytes_per_token = _C.Engine.kv_bytes_per_token(spec.to_native(), kv_cache_dtype)
+    memory = kv_cache_memory(config, spec, dtype, kv_cache_dtype)
+    size = size_kv_cache(config, spec, bytes_per_token=bytes_per_token, memory=memory)
+    check_token_budget(config, size.max_model_len)
+    check_watermark(config, size.num_kv_blocks)
+    block_size_bytes = config.block_size * bytes_per_token
+    num_host_blocks = size_swap_space(
+        config,
+        num_kv_blocks=size.num_kv_blocks,
+        block_size_bytes=block_size_bytes,
+        memory_bytes=swap_memory_bytes(config.device, spec, dtype, size.num_kv_blocks * block_size_bytes),
+    )
+    return size, num_host_blocks
 
 
 def kv_cache_memory(config: EngineConfig, spec: ModelSpec, dtype: str, kv_cache_dtype: str) -> KvCacheMemory:
@@ -82,3 +106,13 @@ def kv_cache_memory(config: EngineConfig, spec: ModelSpec, dtype: str, kv_cache_
         total_bytes=free - needed,
         advice="raise gpu_memory_utilization, or ",
     )
+
+
+def swap_memory_bytes(device: str, spec: ModelSpec, dtype: str, kv_cache_bytes: int) -> int:
+    """The most that a swap space can take of the host's memory beside weights and KV cache.
+
+    For a GPU it is pinned, thus taken at once: what is available now. On the CPU pages count once they are used.
+    """
+    if device == "cuda":
+        return available_memory_bytes()
+    return max(0, total_memory_bytes() - spec.num_parameters() * DTYPES[dtype] - kv_cache_bytes)

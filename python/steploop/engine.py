@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from numbers import Integral, Real
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from steploop import _C
-from steploop.config import EngineConfig, size_kv_cache
-from steploop.devices import check_device, kv_cache_memory
+from steploop.checks import as_finite
+from steploop.config import EngineConfig
+from steploop.devices import check_device, size_memory
 from steploop.errors import (
     DuplicateRequestError,
     EngineDeadError,
@@ -25,15 +26,15 @@ from steploop.errors import (
 )
 from steploop.interrupts import deferred_interrupts
 from steploop.outputs import RequestOutput
+from steploop.prompts import Prompt, parse_prompt
+from steploop.request_options import RequestOptions, check_request_id, checked_time
 from steploop.request_state import RequestState
 from steploop.sampling_params import SamplingParams
+from steploop.scheduling import native_settings
 from steploop.tokenizer import Tokenizer
 from steploop.weights import TokenizerFiles, find_tokenizer, load_model, open_checkpoint, resolve_dtype
 
 logger = logging.getLogger(__name__)
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or {"prompt_token_ids": [...], "prompt": "the text they stand for, optional"}."""
 
 
 class LLMEngine:
@@ -45,37 +46,38 @@ class LLMEngine:
             for output in engine.step():
                 ...
 
-    `add_request` and `abort_request` may be called from any thread while one thread calls `step`. A KeyboardInterrupt
-    in `step` loses nothing: call it again.
+    Every method may be called from any thread; usually one steps while others add and abort. A KeyboardInterrupt in
+    `step` loses nothing: call it again.
+
+    Args:
+        config: Or its fields as keywords.
+        trace: A file to write what happens to, step by step, in Chrome's trace format (for ui.perfetto.dev): a lane for
+            each request, and counters. Overwritten. Whole once the engine is closed.
 
     Raises:
-        InvalidArgumentError: a setting that cannot be, alone or with this model.
+        InvalidArgumentError: a setting that cannot be, alone or with this model; a trace that cannot be written.
         ModelLoadError: the model's files are missing or damaged.
         UnsupportedModelError: the model needs something the engine lacks.
         UnsupportedDeviceError: no such device here.
     """
 
-    def __init__(self, config: EngineConfig | None = None, **settings: Any) -> None:
+    def __init__(self, config: EngineConfig | None = None, *, trace: str | Path | None = None, **settings: Any) -> None:
         if config is not None and not isinstance(config, EngineConfig):
             raise InvalidArgumentError(f"config must be an EngineConfig, got {config!r}; use LLMEngine(model=...)")
         if config is not None and settings:
             raise InvalidArgumentError(f"give an EngineConfig or settings, not both; got {', '.join(settings)} as well")
+        if trace is not None and not (isinstance(trace, (str, Path)) and str(trace)):
+            raise InvalidArgumentError(f"trace must be the path of a file, got {trace!r}")
         self.config = EngineConfig(**settings) if config is None else config
         checkpoint = open_checkpoint(self.config.model, self.config.revision)
         dtype = resolve_dtype(self.config.dtype, checkpoint, self.config.device)
         kv_cache_dtype = dtype if self.config.kv_cache_dtype == "auto" else self.config.kv_cache_dtype
-        spec = checkpoint.spec
         # Before the weights are read, so that a setting that cannot be is refused at once.
         check_device(self.config.device, dtype, kv_cache_dtype)
         matmul = 0 if self.config.batch_invariant else _torch_matmul()
-        size = size_kv_cache(
-            self.config,
-            spec,
-            bytes_per_token=_C.Engine.kv_bytes_per_token(spec.to_native(), kv_cache_dtype),
-            memory=kv_cache_memory(self.config, spec, dtype, kv_cache_dtype),
-        )
+        size, num_host_blocks = size_memory(self.config, checkpoint.spec, dtype, kv_cache_dtype)
         self.tokenizer = self._load_tokenizer(checkpoint.tokenizer)
-        self.vocab_size = spec.vocab_size
+        self.vocab_size = checkpoint.spec.vocab_size
         self.max_model_len = size.max_model_len
         """Longest sequence, prompt and output together, in tokens."""
         self.dtype = dtype
@@ -88,18 +90,21 @@ class LLMEngine:
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             block_size=self.config.block_size,
             num_kv_blocks=size.num_kv_blocks,
+            num_host_blocks=num_host_blocks,
             kv_cache_dtype=kv_cache_dtype,
             num_threads=self.config.num_threads or 0,
             seed=self.config.seed,
-            scheduling_policy=self.config.scheduling_policy,
             eos_token_ids=self._eos_token_ids(checkpoint.generation.eos_token_ids),
             matmul=matmul,
+            trace="" if trace is None else str(trace),
+            **native_settings(self.config),
         )
         self._torch_stream = _torch_stream(self._native) if not self.config.batch_invariant else nullcontext
         self._lock = threading.Lock()  # guards _requests
         self._requests: dict[str, RequestState] = {}
+        self._step_lock = threading.Lock()  # guards _outputs, and keeps the steps of several threads in order
         # What step() is about to return; kept here until then, so that an interrupt cannot lose it.
-        self._outputs: dict[str, RequestOutput] = {}
+        self._outputs: dict[RequestState, RequestOutput] = {}
 
     def add_request(
         self,
@@ -108,51 +113,98 @@ class LLMEngine:
         sampling_params: SamplingParams | None = None,
         *,
         arrival_time: float | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        deadline_ms: float | None = None,
     ) -> None:
         """Queues a request; it joins the batch at a coming step.
 
         Args:
             request_id: Any string that no request in flight has.
-            prompt: See `Prompt`.
+            prompt: See `steploop.prompts.Prompt`.
             sampling_params: Default: `SamplingParams()`.
             arrival_time: Seconds on the clock of `time.monotonic()`; default: now.
+            priority: With `queue_order="priority"`: the lower goes first; may be negative.
+            tenant: Whose request it is. With `queue_order="fair"` tenants take turns.
+            cache_salt: Cached prefixes are shared only among requests of the same salt. Without one, among those of the
+                same tenant, or among all that have neither: how fast an answer begins tells what others have asked.
+            deadline_ms: Milliseconds after its arrival at which the request ends with reason "timeout" and the tokens
+                it has by then, wherever it is. Default: none.
 
         Raises:
-            InvalidRequestError: an empty or ill-typed prompt, token ids outside the vocabulary, another argument of the
-                wrong type or range.
-            RequestTooLongError: a prompt longer than `max_model_len`.
+            InvalidRequestError: an empty or ill-typed prompt, token ids outside the vocabulary, more samples than
+                `max_num_seqs`, another argument of the wrong type or range.
+            RequestTooLongError: a prompt longer than `max_model_len`, or than `max_num_queued_tokens`.
             DuplicateRequestError: the id is in flight.
+            QueueFullError: as many requests or tokens wait as may (`max_num_queued_requests`, `max_num_queued_tokens`),
+                or the engine is draining. Try again after a step.
             EngineDeadError: the engine is closed.
         """
-        self.submit(self.prepare_request(request_id, prompt, sampling_params), arrival_time=arrival_time)
+        request = self.prepare_request(
+            request_id,
+            prompt,
+            sampling_params,
+            priority=priority,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            deadline_ms=deadline_ms,
+        )
+        self.submit(request, arrival_time=arrival_time)
 
     def prepare_request(
-        self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self,
+        request_id: str,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        deadline_ms: float | None = None,
     ) -> RequestState:
         """The first half of `add_request`: tokenises and checks, and changes nothing. Raises as `add_request` does."""
-        _check_request_id(request_id)
+        check_request_id(request_id)
         if sampling_params is not None and not isinstance(sampling_params, SamplingParams):
             raise InvalidRequestError(f"sampling_params must be SamplingParams, got {sampling_params!r}")
-        text, token_ids = self._parse_prompt(prompt)
-        if len(token_ids) > self.max_model_len:
-            raise RequestTooLongError(
-                f"the prompt must have at most max_model_len={self.max_model_len} tokens, got {len(token_ids)}"
-            )
+        options = RequestOptions(priority=priority, tenant=tenant, cache_salt=cache_salt, deadline_ms=deadline_ms)
+        text, token_ids = parse_prompt(
+            prompt, tokenizer=self.tokenizer, vocab_size=self.vocab_size, model=self.config.model
+        )
+        for name, limit in (
+            ("max_model_len", self.max_model_len),
+            ("max_num_queued_tokens", self.config.max_num_queued_tokens),
+        ):
+            if limit is not None and len(token_ids) > limit:
+                raise RequestTooLongError(f"the prompt must have at most {name}={limit} tokens, got {len(token_ids)}")
         params = (sampling_params or SamplingParams()).with_defaults(self._sampling_defaults)
-        return RequestState(request_id, text, token_ids, params, self.tokenizer)
+        if params.n > self.config.max_num_seqs:
+            raise InvalidRequestError(
+                f"n must be <= max_num_seqs={self.config.max_num_seqs}, so that all samples fit a step, got {params.n}"
+            )
+        return RequestState(request_id, text, token_ids, params, options, self.tokenizer)
 
     def submit(self, request: RequestState, *, arrival_time: float | None = None) -> None:
         """The second half of `add_request`: queues a prepared request. Raises as `add_request` does."""
-        request_id = request.request_id
+        request_id, options = request.request_id, request.options
         if arrival_time is not None:
-            arrival_time = _checked_time(arrival_time)
+            arrival_time = checked_time(arrival_time)
         with deferred_interrupts(), self._lock:
             if request_id in self._requests:
                 raise DuplicateRequestError(f"request_id must be unique among requests in flight, got {request_id!r}")
             # Known here before it is known there: a step in another thread may bring its first token at once.
             self._requests[request_id] = request
             try:
-                self._native.add_request(request_id, request.prompt_token_ids, request.params.to_native(), arrival_time)
+                self._native.add_request(
+                    request_id,
+                    request.prompt_token_ids,
+                    request.params.to_native(),
+                    arrival_time=arrival_time,
+                    priority=options.priority,
+                    tenant=options.tenant,
+                    cache_salt=options.cache_salt,
+                    deadline_ms=options.deadline_ms,
+                )
             except BaseException:
                 del self._requests[request_id]
                 raise
@@ -168,7 +220,7 @@ class LLMEngine:
             raise InvalidRequestError(f"request_id must be a string or a list of strings, got {request_id!r}")
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         for one in request_ids:
-            _check_request_id(one)
+            check_request_id(one)
         for one in request_ids:
             self._native.abort_request(one)
 
@@ -181,19 +233,38 @@ class LLMEngine:
         Raises:
             EngineDeadError: the engine is closed, or failed for good; its requests are lost.
         """
-        with deferred_interrupts():
-            try:
-                with self._torch_stream():
-                    step_outputs = self._native.step()
-            except EngineDeadError:
-                with self._lock:
-                    self._requests.clear()
-                raise
-            for step_output in step_outputs:
-                self._take_in(step_output)
-        outputs = list(self._outputs.values())
-        self._outputs = {}
-        return outputs
+        self._advance()
+        return self._take_outputs()
+
+    def drain(self, timeout: float | None = None) -> list[RequestOutput]:
+        """Steps until every request in flight has ended. Meanwhile none is accepted: `add_request` raises
+        QueueFullError. Afterwards they are again.
+
+        Args:
+            timeout: Seconds, after which what is left is aborted. Default: no limit.
+
+        Returns:
+            The last output of each request (if another thread steps as well, of those that did not end there).
+
+        Raises:
+            InvalidArgumentError: a timeout that is no finite number >= 0.
+            EngineDeadError: as `step`.
+            KeyboardInterrupt: Ctrl-C. Nothing is lost: `step` or `drain` again.
+        """
+        seconds = as_finite(timeout)
+        if timeout is not None and (seconds is None or seconds < 0):
+            raise InvalidArgumentError(f"timeout must be seconds >= 0, or None, got {timeout!r}")
+        ends_at = None if seconds is None else time.monotonic() + seconds
+        try:
+            self._native.set_accepting(False)
+            while self._native.has_unfinished_requests():
+                if ends_at is not None and time.monotonic() >= ends_at:
+                    self.abort_request(self.unfinished_request_ids())
+                self._advance()
+            return self._take_outputs()
+        finally:
+            with contextlib.suppress(EngineDeadError):  # one of step says more
+                self._native.set_accepting(True)
 
     def has_unfinished_requests(self) -> bool:
         """Whether another step has something to bring."""
@@ -204,6 +275,14 @@ class LLMEngine:
         with self._lock:
             return set(self._requests)
 
+    def reset_prefix_cache(self) -> None:
+        """Forgets every cached prefix; for weights that have changed, and for measurements.
+
+        Raises:
+            EngineDeadError: the engine is closed.
+        """
+        self._native.reset_prefix_cache()
+
     def stats(self) -> dict[str, Any]:
         """Counters of the queue, the KV cache and the last step, and microseconds spent in each phase of a step.
 
@@ -212,9 +291,21 @@ class LLMEngine:
         stats: dict[str, Any] = self._native.stats()
         return stats
 
+    def iteration_stats(self) -> list[dict[str, Any]]:
+        """What each iteration since the last call did, oldest first; at most the last `iteration_stats_capacity`.
+
+        Requests queued, active, scheduled and paused (preempted), tokens of prompts and of decodes, KV blocks, tokens
+        reused, recomputed and swapped, and how long the iteration and its phases took.
+        """
+        iterations: list[dict[str, Any]] = self._native.iteration_stats()
+        return iterations
+
     def close(self) -> None:
         """Frees the model and the KV cache. May be called again; to add, abort or step then raises EngineDeadError."""
+        was_open = not self._native.closed
         self._native.close()
+        if was_open and (trace_error := self.stats()["trace_error"]):
+            logger.warning("the trace is not whole: %s", trace_error)
         with self._lock:
             self._requests.clear()
         self._outputs = {}
@@ -227,23 +318,45 @@ class LLMEngine:
     ) -> None:
         self.close()
 
-    def _take_in(self, step_output: _C.StepOutput) -> None:
-        request_id = step_output.request_id
+    def _advance(self) -> None:
+        """One iteration; its outputs go to `_outputs`."""
+        with deferred_interrupts(), self._step_lock:
+            try:
+                with self._torch_stream():
+                    step_outputs = self._native.step()
+            except EngineDeadError:
+                with self._lock:
+                    self._requests.clear()
+                raise
+            by_request: dict[str, list[_C.StepOutput]] = {}
+            for step_output in step_outputs:
+                by_request.setdefault(step_output.request_id, []).append(step_output)
+            for request_id, of_request in by_request.items():
+                self._take_in(request_id, of_request)
+
+    def _take_outputs(self) -> list[RequestOutput]:
+        with self._step_lock:
+            outputs, self._outputs = self._outputs, {}
+        return list(outputs.values())
+
+    def _take_in(self, request_id: str, step_outputs: list[_C.StepOutput]) -> None:
         with self._lock:
             request = self._requests.get(request_id)
-        if request is None:
+        if request is None:  # the engine was closed meanwhile
             return
-        try:
-            output = request.update(step_output)
-        except Exception:
-            # One request's text must not cost the others their tokens of this step.
-            logger.exception("request %r failed while its output was made", request_id)
-            self._native.abort_request(request_id)
-            output = request.output(step_output, "error")
-        if output.finished:
+        if not request.failed:
+            try:
+                output = request.update(step_outputs)
+            except Exception:
+                # One request's text must not cost the others their tokens of this step.
+                logger.exception("request %r failed while its output was made", request_id)
+                self._native.abort_request(request_id)
+                output = request.fail()
+            self._outputs[request] = output
+        # Not before: until then the native engine knows the id, and a new request of that id is another one.
+        if any(step_output.request_finished for step_output in step_outputs):
             with self._lock:
-                del self._requests[request_id]
-        self._outputs[request_id] = output
+                self._requests.pop(request_id, None)
 
     def _load_tokenizer(self, from_model: TokenizerFiles | None) -> Tokenizer | None:
         if self.config.tokenizer is not None:
@@ -256,46 +369,6 @@ class LLMEngine:
         if from_tokenizer is None or not 0 <= from_tokenizer < self.vocab_size:
             return list(from_model)
         return list(dict.fromkeys([*from_model, from_tokenizer]))
-
-    def _parse_prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """(text or None, token ids), both checked."""
-        text: Any = None
-        token_ids: Any = prompt
-        if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-            if unknown or not prompt:
-                raise InvalidRequestError(
-                    f"a prompt's keys must be prompt_token_ids or prompt, got {sorted(map(str, prompt))}"
-                )
-            text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-        elif isinstance(prompt, str):
-            text, token_ids = prompt, None
-        if text is not None and not isinstance(text, str):
-            raise InvalidRequestError(f"a prompt's text must be a string, got {text!r}")
-        if token_ids is None:
-            token_ids = self._encode(text)
-        if isinstance(token_ids, (str, bytes)) or not isinstance(token_ids, Sequence):
-            raise InvalidRequestError(f"a prompt must be a string or a list of token ids, got {token_ids!r}")
-        if not token_ids:
-            raise InvalidRequestError("the prompt must have at least one token, got none")
-        return text, [self._checked_token(token_id) for token_id in token_ids]
-
-    def _checked_token(self, token_id: object) -> int:
-        if isinstance(token_id, bool) or not isinstance(token_id, Integral):
-            raise InvalidRequestError(f"token ids must be integers, got {token_id!r}")
-        number = int(token_id)
-        if not 0 <= number < self.vocab_size:
-            raise InvalidRequestError(f"token ids must be in 0..{self.vocab_size - 1}, got {number}")
-        return number
-
-    def _encode(self, text: str | None) -> list[int]:
-        if text is None:
-            raise InvalidRequestError("a prompt must have a text or token ids, got neither")
-        if self.tokenizer is None:
-            raise InvalidRequestError(
-                f"{self.config.model} has no tokenizer: give token ids, or set EngineConfig.tokenizer"
-            )
-        return self.tokenizer.encode(text)
 
 
 def _torch_matmul() -> int:
@@ -324,30 +397,3 @@ def _torch_stream(native: _C.Engine) -> Callable[[], AbstractContextManager[Any]
         return nullcontext
     stream = torch.cuda.ExternalStream(native.cuda_stream(), device=0)
     return lambda: torch.cuda.stream(stream)
-
-
-def _checked_time(arrival_time: object) -> float:
-    seconds = math.nan
-    if not isinstance(arrival_time, bool) and isinstance(arrival_time, Real):
-        with contextlib.suppress(OverflowError):
-            seconds = float(arrival_time)
-    # More seconds would overflow the engine's microseconds; no clock gets there.
-    if not 0 <= seconds < 1e12:
-        raise InvalidRequestError(
-            f"arrival_time must be seconds on the clock of time.monotonic(), >= 0, got {arrival_time!r}"
-        )
-    return seconds
-
-
-def _check_request_id(request_id: object) -> None:
-    if not isinstance(request_id, str) or not _is_unicode(request_id):
-        raise InvalidRequestError(f"request_id must be a string of valid Unicode, got {request_id!r}")
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether `text` is free of halves of surrogate pairs, which no encoding can express."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -14,7 +14,7 @@ class InvalidRequestError(SteploopError, ValueError):
 
 
 class RequestTooLongError(InvalidRequestError):
-    """The prompt is longer than `max_model_len`, or could never fit the KV cache."""
+    """The prompt is longer than `max_model_len` or `max_num_queued_tokens`, or could never fit the KV cache."""
 
 
 class DuplicateRequestError(InvalidRequestError):
@@ -22,7 +22,7 @@ class DuplicateRequestError(InvalidRequestError):
 
 
 class QueueFullError(SteploopError):
-    """The waiting queue holds as many requests as it may."""
+    """The waiting queue holds as many requests or tokens as it may, or the engine is draining. Nothing was added."""
 
 
 class ModelLoadError(SteploopError):

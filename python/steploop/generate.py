@@ -6,13 +6,15 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from steploop.config import EngineConfig
-from steploop.engine import LLMEngine, Prompt
+from steploop.engine import LLMEngine
 from steploop.errors import InvalidArgumentError, InvalidRequestError
 from steploop.outputs import CompletionOutput, RequestOutput
+from steploop.prompts import Prompt
 from steploop.sampling_params import SamplingParams
 from steploop.text import printable, shorten
 
@@ -35,6 +37,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
         stop_token_ids=arguments.stop_token_id,
         ignore_eos=arguments.ignore_eos,
         logprobs=arguments.logprobs,
+        n=arguments.n,
     )
     texts = read_prompts(arguments)
     config = EngineConfig(
@@ -49,8 +52,15 @@ def run_generate(arguments: argparse.Namespace) -> None:
         kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         num_threads=arguments.num_threads,
+        scheduling_policy=arguments.scheduling_policy,
+        queue_order=arguments.queue_order,
+        preemption_mode=arguments.preemption_mode,
+        swap_space_bytes=arguments.swap_space_bytes,
+        enable_prefix_caching=not arguments.no_prefix_caching,
+        enable_chunked_prefill=not arguments.no_chunked_prefill,
+        target_step_duration_ms=arguments.target_step_duration_ms,
     )
-    with LLMEngine(config) as engine:
+    with LLMEngine(config, trace=arguments.trace) as engine:
         prompts = [_as_prompt(engine, text, arguments) for text in texts]
         # Every prompt is checked before the first is run.
         requests = [engine.prepare_request(str(index), prompt, params) for index, prompt in enumerate(prompts)]
@@ -58,7 +68,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
             engine.submit(request)
         if arguments.json:
             _print_json(engine, texts)
-        elif len(texts) == 1:
+        elif len(texts) == params.n == 1:
             _stream(engine)
         else:
             _print_blocks(engine, texts)
@@ -120,28 +130,37 @@ def _stream(engine: LLMEngine) -> None:
 
 def _print_blocks(engine: LLMEngine, texts: list[str]) -> None:
     shown = printable if sys.stdout.isatty() else str
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            if output.finished:
-                index = int(output.request_id)
-                print(f"--- {index + 1}/{len(texts)}: {shorten(texts[index], _TITLE_LENGTH)}")
-                print(shown(output.outputs[0].text), end="\n\n", flush=True)
+    for index, output in _finished(engine):
+        for completion in output.outputs:
+            number = f"{index + 1}/{len(texts)}"
+            if len(output.outputs) > 1:
+                number += f", sample {completion.index + 1}/{len(output.outputs)}"
+            print(f"--- {number}: {shorten(texts[index], _TITLE_LENGTH)}")
+            print(shown(completion.text), end="\n\n", flush=True)
 
 
 def _print_json(engine: LLMEngine, texts: list[str]) -> None:
+    for index, output in _finished(engine):
+        for completion in output.outputs:
+            record = _as_json(index, texts[index], output, completion)
+            print(json.dumps(record, ensure_ascii=False), flush=True)
+
+
+def _finished(engine: LLMEngine) -> Iterator[tuple[int, RequestOutput]]:
+    """(number of the prompt, its output) as each ends."""
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:
-                index = int(output.request_id)
-                print(json.dumps(_as_json(index, texts[index], output), ensure_ascii=False), flush=True)
+                yield int(output.request_id), output
 
 
-def _as_json(index: int, text: str, output: RequestOutput) -> dict[str, Any]:
-    completion: CompletionOutput = output.outputs[0]
+def _as_json(index: int, text: str, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
     return {
         "index": index,
+        "sample": completion.index,
         "prompt": text,
         "num_prompt_tokens": len(output.prompt_token_ids),
+        "num_cached_tokens": output.num_cached_tokens,
         "text": completion.text,
         "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason,

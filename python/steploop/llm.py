@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
 from steploop.config import EngineConfig
-from steploop.engine import LLMEngine, Prompt
-from steploop.errors import InvalidRequestError, SteploopError
+from steploop.engine import LLMEngine
+from steploop.errors import InvalidRequestError, QueueFullError, SteploopError
 from steploop.outputs import RequestOutput
 from steploop.progress import RequestProgress
+from steploop.prompts import Prompt
 from steploop.request_state import RequestState
 from steploop.sampling_params import SamplingParams
 from steploop.tokenizer import Message, Tokenizer
@@ -22,13 +24,13 @@ SamplingParamsArgument = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
-    """A model ready to generate. Takes the settings of `EngineConfig` as keywords, and raises as `LLMEngine` does.
+    """A model ready to generate. Takes the settings of `EngineConfig` as keywords, and `trace`; raises as `LLMEngine`.
 
     One call at a time; for requests that come and go while others run, use `LLMEngine`.
     """
 
-    def __init__(self, model: str | Path, **settings: Any) -> None:
-        self.engine = LLMEngine(EngineConfig(model=model, **settings))
+    def __init__(self, model: str | Path, *, trace: str | Path | None = None, **settings: Any) -> None:
+        self.engine = LLMEngine(EngineConfig(model=model, **settings), trace=trace)
         self._request_ids = itertools.count()
 
     def generate(
@@ -37,13 +39,16 @@ class LLM:
         sampling_params: SamplingParamsArgument = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Completes prompts.
 
         Args:
-            prompts: One prompt (see `steploop.engine.Prompt`) or a list of them.
+            prompts: One prompt (see `steploop.prompts.Prompt`) or a list of them; as long as you like, whatever
+                `max_num_queued_requests` and `max_num_queued_tokens` are.
             sampling_params: For all prompts, or one for each. Default: `SamplingParams()`.
             use_tqdm: Show a progress bar when standard error is a terminal.
+            priority: With `queue_order="priority"`: one for each prompt, the lower goes first. Default: 0 for all.
 
         Returns:
             One finished output for each prompt, in their order.
@@ -53,7 +58,7 @@ class LLM:
             KeyboardInterrupt: Ctrl-C; the call's requests are aborted and the LLM can be used again.
         """
         prompt_list = _as_prompt_list(prompts)
-        return self._run(self._prepare(prompt_list, sampling_params), use_tqdm)
+        return self._run(self._prepare(prompt_list, sampling_params, priority), use_tqdm)
 
     def chat(
         self,
@@ -62,6 +67,7 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Answers conversations under the model's chat template.
 
@@ -77,7 +83,7 @@ class LLM:
         for conversation in conversations:
             text = tokenizer.render_chat(conversation, add_generation_prompt=add_generation_prompt)
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode_rendered(text)})
-        return self._run(self._prepare(prompts, sampling_params), use_tqdm)
+        return self._run(self._prepare(prompts, sampling_params, priority), use_tqdm)
 
     def get_tokenizer(self) -> Any:
         """The transformers tokenizer in use.
@@ -104,7 +110,12 @@ class LLM:
             raise InvalidRequestError(f"{self.engine.config.model} has no tokenizer; set EngineConfig.tokenizer")
         return self.engine.tokenizer
 
-    def _prepare(self, prompts: Sequence[Prompt], sampling_params: SamplingParamsArgument) -> list[RequestState]:
+    def _prepare(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParamsArgument,
+        priority: Sequence[int] | None,
+    ) -> list[RequestState]:
         """Checks every prompt before any is added."""
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params: Sequence[SamplingParams | None] = [sampling_params] * len(prompts)
@@ -118,24 +129,29 @@ class LLM:
             raise InvalidRequestError(
                 f"sampling_params must be one for all or one for each prompt, got {len(params)} for {len(prompts)}"
             )
+        if priority is not None and not isinstance(priority, Sequence):
+            raise InvalidRequestError(f"priority must be a list of integers, got {priority!r}")
+        priorities = [0] * len(prompts) if priority is None else priority
+        if len(priorities) != len(prompts):
+            raise InvalidRequestError(f"priority must be one for each prompt, got {len(priorities)} for {len(prompts)}")
         return [
-            self.engine.prepare_request(str(next(self._request_ids)), prompt, one)
-            for prompt, one in zip(prompts, params, strict=True)
+            self.engine.prepare_request(str(next(self._request_ids)), prompt, one, priority=one_priority)
+            for prompt, one, one_priority in zip(prompts, params, priorities, strict=True)
         ]
 
     def _run(self, requests: list[RequestState], use_tqdm: bool) -> list[RequestOutput]:
         num_tokens = dict.fromkeys((request.request_id for request in requests), 0)
         finished: dict[str, RequestOutput] = {}
+        waiting = deque(requests)
         try:
-            for request in requests:
-                self.engine.submit(request)
             with RequestProgress(len(requests), enabled=use_tqdm) as progress:
                 while len(finished) < len(requests):
+                    self._submit(waiting)
                     num_before, new_tokens = len(finished), 0
                     for output in self.engine.step():
                         if output.request_id not in num_tokens:
                             continue  # left over from a call that was interrupted twice
-                        length = len(output.outputs[0].token_ids)
+                        length = sum(len(completion.token_ids) for completion in output.outputs)
                         new_tokens += length - num_tokens[output.request_id]
                         num_tokens[output.request_id] = length
                         if output.finished:
@@ -145,6 +161,17 @@ class LLM:
             self._discard(num_tokens.keys() - finished.keys())
             raise
         return [finished[request.request_id] for request in requests]
+
+    def _submit(self, waiting: deque[RequestState]) -> None:
+        """Adds as many as the engine's queue takes."""
+        while waiting:
+            try:
+                self.engine.submit(waiting[0])
+            except QueueFullError:
+                if not self.engine.has_unfinished_requests():
+                    raise  # no step will make room
+                return
+            waiting.popleft()
 
     def _discard(self, request_ids: set[str]) -> None:
         """Aborts requests and takes their last outputs out of the engine."""

@@ -21,7 +21,7 @@ class CompletionOutput:
     """One generated sequence so far."""
 
     index: int
-    """Its number within the request; 0."""
+    """Its number within the request, 0 to n - 1."""
     text: str
     """All text so far; empty with `detokenize=False`."""
     token_ids: list[int]
@@ -31,7 +31,8 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     """Per new token: the chosen token and the most likely ones, by id; None unless `logprobs` was set."""
     finish_reason: str | None = None
-    """None while it runs; "stop" (end of sequence or a stop token), "length", "abort" or "error"."""
+    """None while it runs; "stop" (end of sequence or a stop token), "length", "abort", "timeout" (its `deadline_ms` has
+    passed; it has the tokens it got so far) or "error"."""
     stop_reason: int | None = None
     """The one of `stop_token_ids` that ended it; None otherwise."""
 
@@ -50,8 +51,11 @@ class RequestMetrics:
     first_token_time: float | None = None
     last_token_time: float | None = None
     num_preemptions: int = 0
-    """How often it lost its KV blocks and had to recompute them."""
+    """How often it lost its KV blocks and had to recompute them or fetch them from the swap space."""
     num_generation_tokens: int = 0
+    """Of all its samples."""
+    time_per_output_token: float | None = None
+    """Mean seconds between a sample's tokens after its first (TPOT), over all samples; None before the second."""
 
     @property
     def time_in_queue(self) -> float | None:
@@ -63,12 +67,6 @@ class RequestMetrics:
         """Seconds from arrival to the first token (TTFT)."""
         return _difference(self.first_token_time, self.arrival_time)
 
-    @property
-    def time_per_output_token(self) -> float | None:
-        """Mean seconds between its tokens after the first (TPOT); None before the second."""
-        span = _difference(self.last_token_time, self.first_token_time)
-        return None if span is None or self.num_generation_tokens < 2 else span / (self.num_generation_tokens - 1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOutput:
@@ -79,7 +77,11 @@ class RequestOutput:
     """The prompt's text, of a conversation what the chat template made of it; None where only token ids were given."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    """One for each of `SamplingParams.n`, by index."""
     finished: bool
+    """All of `outputs` are finished."""
+    num_cached_tokens: int = field(compare=False)
+    """Tokens of the prompt whose keys and values the prefix cache had when the request started."""
     metrics: RequestMetrics = field(compare=False)
 
 

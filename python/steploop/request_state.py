@@ -1,8 +1,9 @@
-"""RequestState: what Python keeps of a request in flight, and how a native step output becomes a RequestOutput."""
+"""RequestState: what Python keeps of a request in flight, and how native step outputs become a RequestOutput."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from steploop.detokenizer import Detokenizer
@@ -10,12 +11,13 @@ from steploop.outputs import CompletionOutput, Logprob, RequestMetrics, RequestO
 
 if TYPE_CHECKING:
     from steploop import _C
+    from steploop.request_options import RequestOptions
     from steploop.sampling_params import SamplingParams
     from steploop.tokenizer import Tokenizer
 
 
 class RequestState:
-    """A checked request; first waiting to be added, then collecting its tokens."""
+    """A checked request; first waiting to be added, then collecting the tokens of its samples."""
 
     def __init__(
         self,
@@ -23,58 +25,115 @@ class RequestState:
         prompt: str | None,
         prompt_token_ids: list[int],
         params: SamplingParams,
+        options: RequestOptions,
         tokenizer: Tokenizer | None,
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self.params = params
+        self.options = options
+        self.failed = False
+        """Ended by `fail`; whatever steps still bring is not for its caller."""
         self._prompt = prompt
-        self._tokenizer = tokenizer
-        self._detokenizer: Detokenizer | None = None
-        if tokenizer is not None and params.detokenize:
-            self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens)
-        self._token_ids: list[int] = []
-        self._text = ""
-        self._logprobs: list[dict[int, Logprob]] = []
-        self._cumulative_logprob = 0.0
+        self._samples = [_Sample(index, prompt_token_ids, params, tokenizer) for index in range(params.n)]
+        self._arrival_time = math.nan
+        self._num_cached_tokens = 0
 
-    def update(self, step_output: _C.StepOutput) -> RequestOutput:
-        """Takes in what a step brought and returns the request's state after it."""
-        self._token_ids += step_output.token_ids
-        if self._detokenizer is not None:
-            self._text += self._detokenizer.append(step_output.token_ids)
-            if step_output.finished:
-                self._text += self._detokenizer.flush()
-        if self.params.logprobs is not None:
-            self._add_logprobs(step_output)
-        return self.output(step_output, step_output.finish_reason)
+    def update(self, step_outputs: Sequence[_C.StepOutput]) -> RequestOutput:
+        """Takes in what a step brought to any of the samples and returns the request's state after it."""
+        for step_output in step_outputs:
+            self._arrival_time = step_output.arrival_time
+            # That of the first sample: the others fork from it, or find in the cache what it computed.
+            if step_output.index == 0:
+                self._num_cached_tokens = step_output.num_cached_tokens
+            self._samples[step_output.index].update(step_output)
+        return self._output()
 
-    def output(self, step_output: _C.StepOutput, finish_reason: str | None) -> RequestOutput:
-        """The request's state so far."""
-        wants_logprobs = self.params.logprobs is not None
-        completion = CompletionOutput(
-            index=0,
-            text=self._text,
-            token_ids=self._token_ids.copy(),
-            cumulative_logprob=self._cumulative_logprob if wants_logprobs else None,
-            logprobs=self._logprobs.copy() if wants_logprobs else None,
-            finish_reason=finish_reason,
-            stop_reason=step_output.stop_token_id,
-        )
+    def fail(self) -> RequestOutput:
+        """The request's last output once it cannot go on: what is unfinished has ended with "error"."""
+        self.failed = True
+        for sample in self._samples:
+            sample.finish_reason = sample.finish_reason or "error"
+        return self._output()
+
+    def _output(self) -> RequestOutput:
+        samples = self._samples
+        num_intervals = sum(max(0, len(s.token_ids) - 1) for s in samples)
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
             prompt_token_ids=self.prompt_token_ids,
-            outputs=[completion],
-            finished=finish_reason is not None,
+            outputs=[sample.output() for sample in samples],
+            finished=all(sample.finish_reason is not None for sample in samples),
+            num_cached_tokens=self._num_cached_tokens,
             metrics=RequestMetrics(
-                arrival_time=step_output.arrival_time,
-                first_scheduled_time=_time(step_output.first_scheduled_time),
-                first_token_time=_time(step_output.first_token_time),
-                last_token_time=_time(step_output.last_token_time),
-                num_preemptions=step_output.num_preemptions,
-                num_generation_tokens=len(self._token_ids),
+                arrival_time=self._arrival_time,
+                first_scheduled_time=min(_known(s.first_scheduled_time for s in samples), default=None),
+                first_token_time=min(_known(s.first_token_time for s in samples), default=None),
+                last_token_time=max(_known(s.last_token_time for s in samples), default=None),
+                num_preemptions=sum(s.num_preemptions for s in samples),
+                num_generation_tokens=sum(len(s.token_ids) for s in samples),
+                time_per_output_token=sum(s.generation_time for s in samples) / num_intervals
+                if num_intervals
+                else None,
             ),
+        )
+
+
+class _Sample:
+    """One of a request's sequences as it grows. Times are nan until they have come."""
+
+    def __init__(
+        self, index: int, prompt_token_ids: list[int], params: SamplingParams, tokenizer: Tokenizer | None
+    ) -> None:
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.num_preemptions = 0
+        self.first_scheduled_time = math.nan
+        self.first_token_time = math.nan
+        self.last_token_time = math.nan
+        self._index = index
+        self._wants_logprobs = params.logprobs is not None
+        self._tokenizer = tokenizer
+        self._detokenizer: Detokenizer | None = None
+        if tokenizer is not None and params.detokenize:
+            self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens)
+        self._text = ""
+        self._logprobs: list[dict[int, Logprob]] = []
+        self._cumulative_logprob = 0.0
+        self._stop_reason: int | None = None
+
+    @property
+    def generation_time(self) -> float:
+        """Seconds from the first token to the last."""
+        return self.last_token_time - self.first_token_time if self.token_ids else 0.0
+
+    def update(self, step_output: _C.StepOutput) -> None:
+        """Takes in what a step brought."""
+        self.num_preemptions = step_output.num_preemptions
+        self.first_scheduled_time = step_output.first_scheduled_time
+        self.first_token_time = step_output.first_token_time
+        self.last_token_time = step_output.last_token_time
+        self._stop_reason = step_output.stop_token_id
+        self.token_ids += step_output.token_ids
+        if self._detokenizer is not None:
+            self._text += self._detokenizer.append(step_output.token_ids)
+            if step_output.finished:
+                self._text += self._detokenizer.flush()
+        if self._wants_logprobs:
+            self._add_logprobs(step_output)
+        self.finish_reason = step_output.finish_reason  # last: a failure above leaves it unfinished
+
+    def output(self) -> CompletionOutput:
+        """The sample so far."""
+        return CompletionOutput(
+            index=self._index,
+            text=self._text,
+            token_ids=self.token_ids.copy(),
+            cumulative_logprob=self._cumulative_logprob if self._wants_logprobs else None,
+            logprobs=self._logprobs.copy() if self._wants_logprobs else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason,
         )
 
     def _add_logprobs(self, step_output: _C.StepOutput) -> None:
@@ -92,5 +151,6 @@ class RequestState:
         return None if self._tokenizer is None else self._tokenizer.decode([token_id])
 
 
-def _time(seconds: float) -> float | None:
-    return None if math.isnan(seconds) else seconds
+def _known(times: Iterable[float]) -> list[float]:
+    """Those that have come."""
+    return [time for time in times if not math.isnan(time)]

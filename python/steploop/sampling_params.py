@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
+from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from steploop.checks import INT32_MAX, check_bool, checked_int
 from steploop.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from steploop import _C
 
 MAX_LOGPROBS = 20
-_INT32_MAX = 2**31 - 1
+
+_checked_int = partial(checked_int, error=InvalidRequestError)
 
 # What a field falls back to where neither the caller nor the model's generation config sets it.
 DEFAULTS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 16}
@@ -52,8 +55,11 @@ class SamplingParams:
     """Leave special tokens out of the text (they stay in `token_ids`)."""
     detokenize: bool = True
     """Make text; without it `text` stays empty."""
+    n: int = 1
+    """How many answers to draw for the prompt, each with draws of its own; they share the prompt's KV cache. >= 1."""
 
     def __post_init__(self) -> None:
+        self._integer("n", low=1, optional=False)
         temperature = self._number("temperature")
         if temperature is not None and temperature < 0:
             raise InvalidRequestError(f"temperature must be >= 0, got {temperature}")
@@ -70,12 +76,11 @@ class SamplingParams:
             )
         self._integer("logprobs", low=0, high=MAX_LOGPROBS)
         for name in ("ignore_eos", "skip_special_tokens", "detokenize"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidRequestError(f"{name} must be True or False, got {getattr(self, name)!r}")
+            check_bool(name, getattr(self, name), error=InvalidRequestError)
         if not isinstance(self.stop_token_ids, (list, tuple)):
             raise InvalidRequestError(f"stop_token_ids must be a list of token ids, got {self.stop_token_ids!r}")
         # A copy, so that a list the caller changes later changes nothing here.
-        stop_token_ids = [_as_integer("each of stop_token_ids", token, low=0) for token in self.stop_token_ids]
+        stop_token_ids = [_checked_int("each of stop_token_ids", token, low=0) for token in self.stop_token_ids]
         object.__setattr__(self, "stop_token_ids", stop_token_ids)
 
     def _number(self, name: str) -> float | None:
@@ -93,10 +98,10 @@ class SamplingParams:
         object.__setattr__(self, name, number)
         return number
 
-    def _integer(self, name: str, *, low: int, high: int = _INT32_MAX, optional: bool = True) -> None:
+    def _integer(self, name: str, *, low: int, high: int = INT32_MAX, optional: bool = True) -> None:
         value = getattr(self, name)
         if value is not None or not optional:
-            object.__setattr__(self, name, _as_integer(name, value, low=low, high=high))
+            object.__setattr__(self, name, _checked_int(name, value, low=low, high=high))
 
     def with_defaults(self, model_defaults: dict[str, Any]) -> SamplingParams:
         """A copy in which every unset field has its value: the model's, else steploop's."""
@@ -114,6 +119,7 @@ class SamplingParams:
         assert self.temperature is not None and self.top_p is not None
         assert self.top_k is not None and self.max_tokens is not None
         return _C.SamplingParams(
+            n=self.n,
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
@@ -124,15 +130,3 @@ class SamplingParams:
             ignore_eos=self.ignore_eos,
             logprobs=self.logprobs,
         )
-
-
-def _as_integer(name: str, value: object, *, low: int, high: int = _INT32_MAX) -> int:
-    # bool is an int to Python, but never what a caller means here; numpy's integers are welcome.
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InvalidRequestError(f"{name} must be an integer, got {value!r}")
-    number = int(value)
-    if number < low:
-        raise InvalidRequestError(f"{name} must be >= {low}, got {number}")
-    if number > high:
-        raise InvalidRequestError(f"{name} must be <= {high}, got {number}")
-    return number

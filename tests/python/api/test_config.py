@@ -1,40 +1,15 @@
-"""EngineConfig, and the rule that sizes the KV cache."""
+"""EngineConfig: what it refuses, and in which words."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from steploop import EngineConfig, InvalidArgumentError
-from steploop.config import KvCacheMemory, size_kv_cache
-from steploop.memory import format_bytes
-from steploop.weights import ModelSpec
-
-
-def spec(**changes: Any) -> ModelSpec:
-    values: dict[str, Any] = {
-        "architecture": "LlamaForCausalLM", "vocab_size": 300, "hidden_size": 64, "intermediate_size": 128,
-        "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_dim": 64, "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 1000, "rope_theta": 1e4,
-    }  # fmt: skip
-    return ModelSpec(**values | changes)
-
-
-def size(
-    *, available: int = 1 << 30, total: int = 1 << 31, model: ModelSpec | None = None, **settings: Any
-) -> tuple[int, int]:
-    result = size_kv_cache(
-        EngineConfig(model="m", **settings),
-        model or spec(),
-        bytes_per_token=100,
-        memory=KvCacheMemory(
-            default_bytes=available // 4,
-            default_source=f"a quarter of the {format_bytes(available)} available",
-            total_bytes=total,
-        ),
-    )
-    return result.max_model_len, result.num_kv_blocks
+from steploop.scheduling import check_token_budget, check_watermark, native_settings
 
 
 @pytest.mark.parametrize(
@@ -55,7 +30,7 @@ def size(
         ({"seed": -1}, "seed must be >= 0"),
         ({"dtype": "float64"}, "dtype must be one of auto, float32, bfloat16, float16, got 'float64'"),
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype must be one of"),
-        ({"scheduling_policy": "magic"}, "scheduling_policy must be one of on_demand, static, got 'magic'"),
+        ({"seed": True}, "seed must be an integer, got True"),
         ({"model": ""}, "model must be a path or a name"),
         ({"model": 3}, "model must be a path or a name, got 3"),
         ({"model": None}, "model must be a path or a name, got None"),
@@ -82,74 +57,132 @@ def test_unknown_keyword() -> None:
         EngineConfig(model="m", max_seqs=3)  # type: ignore[call-arg]
 
 
-def test_default_is_enough_for_every_sequence() -> None:
-    assert size(max_num_seqs=3) == (1000, 3 * 63)  # 63 blocks of 16 hold 1000 tokens
-
-
-def test_default_takes_at_most_a_quarter() -> None:
-    # 10 MB free: a quarter holds 1562 blocks of 1600 bytes.
-    assert size(available=10**7) == (1000, 1562)
-
-
-def test_default_shortens_sequences_rather_than_fail(caplog: pytest.LogCaptureFixture) -> None:
-    assert size(available=160_000) == (25 * 16, 25)
-    assert "max_model_len is 400 instead of the model's 1000" in caplog.text
-
-
-def test_explicit_size() -> None:
-    assert size(num_kv_blocks=63) == (1000, 63)
-    assert size(kv_cache_memory_bytes=63 * 1600 + 1599) == (1000, 63)
-    assert size(max_model_len=17, num_kv_blocks=2) == (17, 2)
+NONSENSE = ("yes", 1, 0, None)
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         (
-            {"num_kv_blocks": 62},
-            r"takes 63 blocks .*num_kv_blocks=62 gives 62 .*1.56 KiB too little.*at most 992.*100800",
+            {"scheduling_policy": "magic"},
+            "scheduling_policy must be one of on_demand, reserve, estimate, static, got 'magic'",
         ),
-        ({"kv_cache_memory_bytes": 1599}, r"gives 0 \(0 bytes\), 98.44 KiB too little; set kv_cache_memory_bytes"),
-        ({"max_model_len": 900, "available": 160_000}, "a quarter of the 156.25 KiB available gives 25"),
-        ({"available": 0}, "gives 0"),
+        ({"scheduling_policy": None}, "scheduling_policy must be one of"),
+        (
+            {"queue_order": "lifo"},
+            "queue_order must be one of fcfs, priority, shortest_first, longest_prefix, fair, got 'lifo'",
+        ),
+        ({"preemption_mode": "kill"}, "preemption_mode must be one of recompute, swap, auto, got 'kill'"),
+        ({"prompt_sharing": "random"}, "prompt_sharing must be one of in_order, equal_progress, got 'random'"),
+        *(
+            ({name: value}, f"{name} must be True or False, got {value!r}")
+            for name in ("enable_chunked_prefill", "enable_prefix_caching")
+            for value in NONSENSE
+        ),
+        *(
+            ({name: value}, f"{name} must be {words}")
+            for name in ("max_bypass", "long_prefill_token_threshold", "max_waiting_tokens")
+            for value, words in (
+                (-1, ">= 0, got -1"),
+                (2**31, "<= 2147483647, got 2147483648"),
+                (True, "an integer, got True"),
+                (1.0, "an integer, got 1.0"),
+                (None, "an integer, got None"),
+            )
+        ),
+        ({"iteration_stats_capacity": -1}, "iteration_stats_capacity must be >= 0, got -1"),
+        ({"iteration_stats_capacity": 2**20 + 1}, "iteration_stats_capacity must be <= 1048576, got 1048577"),
+        *(
+            ({name: value}, f"{name} must be {words}")
+            for name in ("max_num_queued_requests", "max_num_queued_tokens")
+            for value, words in ((0, ">= 1, got 0"), (True, "an integer, got True"), (0.5, "an integer, got 0.5"))
+        ),
+        *(
+            ({"watermark": value}, r"watermark must be in \[0, 1\), got")
+            for value in (-0.01, 1, 1.5, math.nan, math.inf, "0.1", True, None)
+        ),
+        *(
+            ({"waiting_served_ratio": value}, "waiting_served_ratio must be a number >= 0, got")
+            for value in (-0.1, math.nan, math.inf, 10**400, "1", False, None)
+        ),
+        *(
+            ({"target_step_duration_ms": value}, "target_step_duration_ms must be milliseconds > 0, at most .*, got")
+            for value in (0, -1, math.nan, math.inf, 1e10, "5", True)
+        ),
+        ({"swap_space_bytes": 0, "preemption_mode": "swap"}, "swap_space_bytes must be >= 1, got 0"),
+        ({"swap_space_bytes": True, "preemption_mode": "swap"}, "swap_space_bytes must be an integer"),
+        ({"swap_space_bytes": 4096}, "swap_space_bytes=4096 is for preemption_mode swap or auto, got recompute"),
     ],
 )
-def test_too_little_for_one_sequence(settings: dict[str, Any], words: str) -> None:
+def test_refused_scheduling(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
-        size(**settings)
+        EngineConfig(model="m", **settings)
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         (
-            {"kv_cache_memory_bytes": 160_001},
-            "=160001 asks .*156.25 KiB, but .* only 156.25 KiB of memory, 1 bytes too little; "
-            "lower kv_cache_memory_bytes to at most 160000",
+            {"max_model_len": 2049},
+            "max_num_batched_tokens must be >= max_model_len, got 2048 and 2049",
         ),
-        ({"num_kv_blocks": 101}, "=101 asks .*157.81 KiB.* 1.56 KiB too little; lower num_kv_blocks to at most 100"),
-        ({"num_kv_blocks": 2**31 - 1}, "lower num_kv_blocks"),
-        ({"kv_cache_memory_bytes": 2**63 - 1}, "lower kv_cache_memory_bytes"),
+        ({"long_prefill_token_threshold": 64}, "long_prefill_token_threshold=64 cuts prompts into chunks"),
+        ({"prompt_sharing": "equal_progress"}, "prompt_sharing=equal_progress cuts prompts into chunks"),
+        ({"target_step_duration_ms": 5}, "target_step_duration_ms=5.0 cuts prompts into chunks"),
     ],
 )
-def test_more_than_the_memory(settings: dict[str, Any], words: str) -> None:
+def test_needs_chunked_prefill(settings: dict[str, Any], words: str) -> None:
+    EngineConfig(model="m", **settings)
     with pytest.raises(InvalidArgumentError, match=words):
-        size(total=160_000, **settings)
+        EngineConfig(model="m", enable_chunked_prefill=False, **settings)
 
 
-def test_all_of_the_memory() -> None:
-    assert size(total=160_000, available=0, num_kv_blocks=100) == (1000, 100)
-    assert size(total=160_000, available=0, kv_cache_memory_bytes=160_000) == (1000, 100)
+def test_whole_prompts() -> None:
+    config = EngineConfig(model="m", enable_chunked_prefill=False, max_model_len=2048)
+    check_token_budget(config, 2048)
+    with pytest.raises(InvalidArgumentError, match="got 2048 and 2049"):
+        check_token_budget(config, 2049)
+    check_token_budget(EngineConfig(model="m"), 2049)
 
 
-def test_longer_than_the_model() -> None:
-    with pytest.raises(InvalidArgumentError, match="max_model_len must be <= 1000, got 1001: the model's own limit"):
-        size(max_model_len=1001)
+@pytest.mark.parametrize(
+    ("watermark", "num_kv_blocks", "num_spare"), [(0.98, 99, None), (0.98, 98, None), (0.99, 100, 99), (0.5, 2, 1)]
+)
+def test_watermark(watermark: float, num_kv_blocks: int, num_spare: int | None) -> None:
+    config = EngineConfig(model="m", watermark=watermark)
+    if num_spare is None:
+        check_watermark(config, num_kv_blocks)
+        return
+    with pytest.raises(
+        InvalidArgumentError, match=f"={watermark} keeps {num_spare} of {num_kv_blocks} KV blocks free, which leaves 1"
+    ):
+        check_watermark(config, num_kv_blocks)
 
 
-def test_sliding_window() -> None:
-    """Without windows in the engine, the results are the model's own up to the window's length and no further."""
-    windowed = spec(sliding_window=256)
-    assert size(model=windowed, max_num_seqs=1) == (256, 16)
-    with pytest.raises(InvalidArgumentError, match="must be <= 256, got 257: the model's sliding attention window"):
-        size(model=windowed, max_model_len=257)
+def test_a_small_watermark_of_a_small_cache_keeps_nothing() -> None:
+    check_watermark(EngineConfig(model="m", watermark=0.4), 2)
+    check_watermark(EngineConfig(model="m"), 1)
+
+
+def test_numbers_of_other_libraries() -> None:
+    config = EngineConfig(model="m", max_num_seqs=np.int64(3), watermark=np.float32(0.5))  # type: ignore[arg-type]
+    assert type(config.max_num_seqs) is int
+    assert type(config.watermark) is float
+
+
+def test_native_settings() -> None:
+    """What the native engine gets: 0 for no limit, microseconds."""
+    defaults = native_settings(EngineConfig(model="m"))
+    assert (defaults["target_step_duration_us"], defaults["max_num_queued_requests"]) == (0, 0)
+    assert (defaults["scheduling_policy"], defaults["queue_order"]) == ("on_demand", "fcfs")
+    assert defaults["max_num_queued_tokens"] == 0
+    settings = native_settings(
+        EngineConfig(
+            model="m", target_step_duration_ms=2.5, max_num_queued_requests=7, max_num_queued_tokens=9, max_bypass=3
+        )
+    )
+    assert settings["target_step_duration_us"] == 2500
+    assert (settings["max_num_queued_requests"], settings["max_num_queued_tokens"]) == (7, 9)
+    assert settings["max_bypass"] == 3
+    shortest = native_settings(EngineConfig(model="m", target_step_duration_ms=1e-9))
+    assert shortest["target_step_duration_us"] == 1

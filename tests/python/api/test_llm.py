@@ -66,6 +66,7 @@ def test_kinds_of_prompts(llm: LLM, prompts: Any, num_outputs: int) -> None:
         ("good", "x", InvalidRequestError),
         ("good", {"temperature": 0}, InvalidRequestError),
         ("good", (params for params in [GREEDY]), InvalidRequestError),
+        (["good", "good"], [GREEDY, SamplingParams(n=9)], InvalidRequestError),
     ],
 )
 def test_one_bad_prompt_refuses_all(llm: LLM, prompts: Any, params: Any, error: type[Exception]) -> None:
@@ -74,6 +75,49 @@ def test_one_bad_prompt_refuses_all(llm: LLM, prompts: Any, params: Any, error: 
         llm.generate(prompts, params)
     assert not llm.engine.has_unfinished_requests()
     assert llm.engine.stats()["num_finished"] == num_finished
+
+
+def test_several_answers_to_each_prompt(llm: LLM) -> None:
+    prompts = [f"prompt {number}" for number in range(6)]
+    params = SamplingParams(temperature=1.5, seed=3, max_tokens=9, ignore_eos=True, n=3)
+    outputs = llm.generate(prompts, params)
+    assert [[completion.index for completion in output.outputs] for output in outputs] == [[0, 1, 2]] * 6
+    assert all(len(completion.token_ids) == 9 for output in outputs for completion in output.outputs)
+    assert llm.generate(prompts[4], params)[0].outputs == outputs[4].outputs
+    [answer] = llm.chat(CHAT, params)
+    assert len({completion.text for completion in answer.outputs}) == 3
+
+
+@pytest.mark.parametrize("limits", [{"max_num_queued_requests": 1}, {"max_num_queued_tokens": 30}])
+def test_lists_longer_than_the_queue(llm: LLM, tiny_llama: Path, limits: dict[str, int]) -> None:
+    prompts = [f"prompt {number}" * (1 + number % 3) for number in range(30)]
+    expected = [output.outputs for output in llm.generate(prompts, GREEDY)]
+    with LLM(tiny_llama, **SETTINGS, **limits) as limited:
+        assert [output.outputs for output in limited.generate(prompts, GREEDY)] == expected
+        with pytest.raises(RequestTooLongError):
+            limited.generate(["good", [5] * 513], GREEDY)
+        assert not limited.engine.has_unfinished_requests()
+
+
+def test_priority(tiny_llama: Path) -> None:
+    def first_tokens(llm: LLM, priority: list[int] | None) -> list[int]:
+        """The prompts, by when they got their first token."""
+        outputs = llm.generate([[5], [6], [7]], GREEDY, priority=priority)
+        return sorted(range(3), key=lambda number: outputs[number].metrics.first_token_time or 0)
+
+    with LLM(tiny_llama, **SETTINGS | {"max_num_seqs": 1}, queue_order="priority") as llm:
+        assert first_tokens(llm, [3, -1, 2]) == [1, 2, 0]
+        assert first_tokens(llm, None) == [0, 1, 2]
+        assert len(llm.chat([CHAT, CHAT], GREEDY, priority=[1, 0])) == 2
+        bad_lists: list[tuple[Any, str]] = [
+            ([1], "one for each prompt, got 1 for 2"),
+            ([1, "2"], "an integer, got '2'"),
+            (3, "a list"),
+        ]
+        for bad, words in bad_lists:
+            with pytest.raises(InvalidRequestError, match=f"priority must be {words}"):
+                llm.generate(["a", "b"], GREEDY, priority=bad)
+        assert not llm.engine.has_unfinished_requests()
 
 
 def test_chat(llm: LLM) -> None:

@@ -20,7 +20,7 @@ from steploop import InvalidRequestError, SamplingParams
         ("top_p", 1), ("top_p", 1e-6), ("top_k", -1), ("top_k", 0), ("top_k", 10**9), ("top_k", np.int64(5)),
         ("seed", 0), ("seed", 2**64 - 1), ("max_tokens", 1), ("max_tokens", 10**9), ("min_tokens", 0),
         ("stop_token_ids", []), ("stop_token_ids", (3, np.int32(4))), ("ignore_eos", True), ("logprobs", 0),
-        ("logprobs", 20), ("skip_special_tokens", False), ("detokenize", False),
+        ("logprobs", 20), ("skip_special_tokens", False), ("detokenize", False), ("n", 1), ("n", np.int8(3)),
         *((field, None) for field in ("temperature", "top_p", "top_k", "seed", "max_tokens", "logprobs")),
     ],
 )  # fmt: skip
@@ -63,6 +63,11 @@ def test_accepted(field: str, value: Any) -> None:
         ("logprobs", 21, "logprobs must be <= 20, got 21"),
         ("skip_special_tokens", None, "skip_special_tokens must be True or False"),
         ("detokenize", "yes", "detokenize must be True or False"),
+        ("n", 0, "n must be >= 1, got 0"),
+        ("n", True, "n must be an integer, got True"),
+        ("n", None, "n must be an integer, got None"),
+        ("n", 2.0, "n must be an integer, got 2.0"),
+        ("n", 2**31, "n must be <= 2147483647"),
     ],
 )
 def test_refused(field: str, value: Any, words: str) -> None:

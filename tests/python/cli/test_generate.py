@@ -75,6 +75,65 @@ def test_json(tiny_llama: Path, capsys: Capture) -> None:
     assert record["metrics"]["num_generation_tokens"] == 3
 
 
+def test_several_answers(tiny_llama: Path, capsys: Capture) -> None:
+    options = ["--temperature", "1.5", "--seed", "3", "--max-tokens", "9", "-n", "3"]
+    assert generate(tiny_llama, *options, "--json", "hello", "wörld") == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sorted((record["index"], record["sample"]) for record in records) == [
+        (prompt, sample) for prompt in range(2) for sample in range(3)
+    ]
+    assert len({record["text"] for record in records if record["index"] == 0}) == 3
+    assert all(len(record["token_ids"]) == 9 for record in records)
+    for prompts in (["hello"], ["hello", "wörld"]):
+        assert generate(tiny_llama, *options, *prompts) == 0
+        out = capsys.readouterr().out
+        for record in records:
+            if record["index"] < len(prompts):
+                title = f"{record['index'] + 1}/{len(prompts)}, sample {record['sample'] + 1}/3: {record['prompt']}"
+                assert f"--- {title}\n{record['text']}\n\n" in out
+        assert out.count("--- ") == 3 * len(prompts)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--scheduling-policy", "estimate", "--queue-order", "shortest_first", "--no-prefix-caching"],
+        ["--preemption-mode", "swap", "--swap-space-bytes", "100000", "--target-step-duration-ms", "5"],
+        ["--scheduling-policy", "static", "--no-chunked-prefill"],
+    ],
+)
+def test_scheduling_changes_no_token(tiny_llama: Path, capsys: Capture, arguments: list[str]) -> None:
+    def texts(*more: str) -> dict[str, str]:
+        assert generate(tiny_llama, "--json", "--max-tokens", "9", *more, "hello", "wörld 2") == 0
+        records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return {record["prompt"]: record["text"] for record in records}
+
+    assert texts(*arguments) == texts()
+
+
+def test_cached_tokens(tiny_llama: Path, capsys: Capture) -> None:
+    """The second prompt finds the first one's blocks; without caching it does not."""
+    prompts = ["a" * 40, "a" * 40]
+
+    def num_cached(*more: str) -> list[int]:
+        assert generate(tiny_llama, "--json", "--max-tokens", "1", *more, *prompts) == 0
+        return sorted(json.loads(line)["num_cached_tokens"] for line in capsys.readouterr().out.splitlines())
+
+    assert num_cached() == [0, 32]
+    assert num_cached("--no-prefix-caching") == [0, 0]
+
+
+def test_trace(tiny_llama: Path, tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "trace.json"
+    assert generate(tiny_llama, "--max-tokens", "3", "--trace", str(path), "hello", "wörld") == 0
+    events = json.loads(path.read_text(encoding="utf-8"))
+    assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} == {"0", "1"}
+    assert {"queued", "prompt", "decode", "end"} <= {event["name"] for event in events}
+    if Path("/dev/full").exists():
+        assert generate(tiny_llama, "--max-tokens", "3", "--trace", "/dev/full", "hello") == 0
+        assert "the trace is not whole" in caplog.text
+
+
 def test_chat(tiny_llama: Path, capsys: Capture) -> None:
     assert generate(tiny_llama, "--json", "--max-tokens", "1", "--chat", "--system", "be good", "hi") == 0
     record = json.loads(capsys.readouterr().out)
@@ -95,6 +154,13 @@ def test_chat(tiny_llama: Path, capsys: Capture) -> None:
         (["--max-model-len", "9999", "x"], "max_model_len must be <= 512, got 9999"),
         (["x", "y" * 600], "at most max_model_len=512 tokens, got 601"),
         (["--kv-cache-memory-bytes", "100", "x"], "too little"),
+        (["-n", "0", "x"], "n must be >= 1, got 0"),
+        (["-n", "9", "x"], "n must be <= max_num_seqs=8"),
+        (["--swap-space-bytes", "9", "x"], "swap_space_bytes=9 is for preemption_mode swap or auto"),
+        (["--no-chunked-prefill", "--target-step-duration-ms", "5", "x"], "cuts prompts into chunks"),
+        (["--no-chunked-prefill", "--max-num-batched-tokens", "511", "x"], "got 511 and 512"),
+        (["--target-step-duration-ms", "nan", "x"], "target_step_duration_ms must be"),
+        (["--trace", "/no/such/folder/t.json", "x"], "/no/such/folder/t.json"),
     ],
 )
 def test_errors(tiny_llama: Path, capsys: Capture, arguments: list[str], words: str) -> None:
@@ -119,7 +185,19 @@ def test_no_prompt(tiny_llama: Path, capsys: Capture, monkeypatch: pytest.Monkey
     assert "cannot be read from standard input" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["generate"], ["nonsense"], ["generate", "m", "--bogus"], ["demo", "extra"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["generate"],
+        ["nonsense"],
+        ["generate", "m", "--bogus"],
+        ["generate", "m", "--scheduling-policy", "magic", "x"],
+        ["generate", "m", "--queue-order", "lifo", "x"],
+        ["generate", "m", "--preemption-mode", "kill", "x"],
+        ["demo", "extra"],
+    ],
+)
 def test_wrong_usage(capsys: Capture, arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
