@@ -3,6 +3,10 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 OFFLINE_ARGS ?=
+SCHEDULER_ARGS ?=
+VARIANCE_ARGS ?=
+PREFIX_ARGS ?=
+FLIPS_ARGS ?=
 MUTANTS_ARGS ?=
 
 VENV := .venv
@@ -11,13 +15,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 SOURCES := CMakeLists.txt pyproject.toml constraints.txt README.md LICENSE \
-  $(shell find csrc python third_party tests/cpp tests/cuda_emulation bench/micro -type f -not -path '*/__pycache__/*')
+  $(shell find csrc python third_party tests/cpp tests/scenarios tests/cuda_emulation bench/micro -type f -not -path '*/__pycache__/*')
 CXX_FILES := $(shell find csrc tests/cpp tests/cuda_emulation bench/micro \
   -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench bench-vllm sanitize cuda-race mutants wheel install install-checked stub format clean
+.PHONY: help demo test lint micro-benchmarks bench bench-vllm bench-variance bench-prefix bench-scheduler sanitize \
+  cuda-race mutants flips wheel install install-checked stub format clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
@@ -92,13 +97,21 @@ stub: install-checked $(VENV)/.group-lint  ## rewrite python/steploop/_C.pyi fro
 # Those of the CUDA kernels only where there is a GPU.
 BENCH_CUDA := $(if $(shell command -v nvidia-smi),AUTO,OFF)
 
-bench: install $(VENV)/.group-build $(VENV)/.demo-model  ## run the C++ micro-benchmarks briefly, then the engine on the demo model
+micro-benchmarks: install $(VENV)/.group-build
 	@cmake -S . -B build/bench -G Ninja -DSTEPLOOP_BUILD_PYTHON=OFF -DSTEPLOOP_BUILD_BENCH=ON \
 	  -DSTEPLOOP_CUDA=$(BENCH_CUDA) >/dev/null
 	@cmake --build build/bench
+
+bench: micro-benchmarks $(VENV)/.demo-model  ## run the C++ micro-benchmarks briefly, then the engine on the demo model
 	@for program in build/bench/bench/micro/*; do echo "== $${program##*/}"; $$program $(BENCH_ARGS) || exit 1; done
 	@echo "== offline.py"
 	@$(BIN)/python bench/engine/offline.py $(OFFLINE_ARGS)
+
+bench-variance: install $(VENV)/.demo-model  ## static against continuous batching over heavy-tailed outputs: table and plot
+	@$(BIN)/python bench/engine/variance.py $(VARIANCE_ARGS)
+
+bench-prefix: install $(VENV)/.demo-model  ## what prefix caching saves and costs
+	@$(BIN)/python bench/engine/prefix_caching.py $(PREFIX_ARGS)
 
 # vLLM's CPU build in an environment of its own (3.5 GB). The packages removed come along but do not fit this torch.
 .venv-vllm/.installed: | $(VENV)/bin/python
@@ -116,6 +129,10 @@ build/smollm2-hf/.exported: bench/engine/export_hf.py | install $(VENV)/.demo-mo
 bench-vllm: install build/smollm2-hf/.exported .venv-vllm/.installed  ## serve the same requests with vLLM's CPU build, in turns
 	@$(BIN)/python bench/engine/offline.py --model build/smollm2-hf --vllm-python .venv-vllm/bin/python \
 	  --output bench/results/offline_vllm.json $(OFFLINE_ARGS)
+
+bench-scheduler: micro-benchmarks build/smollm2-hf/.exported .venv-vllm/.installed  ## what a step of scheduling costs, beside vLLM's scheduler
+	@$(BIN)/python bench/engine/scheduler_cost.py --model build/smollm2-hf --vllm-python .venv-vllm/bin/python \
+	  $(SCHEDULER_ARGS)
 
 sanitize: sanitize-address,undefined sanitize-thread  ## run the C++ programs under the address, undefined and thread sanitizers
 
@@ -140,6 +157,9 @@ cuda-race: $(VENV)/.group-build  ## check the CUDA kernels, emulated, for races 
 
 mutants: $(VENV)/.group-build  ## break the CUDA kernels in every small way and list which check notices (half an hour)
 	@$(BIN)/python tests/cuda_emulation/mutants.py --output bench/results/cuda_mutants.json $(MUTANTS_ARGS)
+
+flips: $(VENV)/.group-build  ## flip each comparison of the scheduling policies and list which scenario notices
+	@$(BIN)/python tests/cpp/flip_comparisons.py $(FLIPS_ARGS)
 
 wheel: install $(VENV)/.group-wheel  ## a wheel for other machines, into dist/ (torch's libraries stay in torch)
 	@$(BIN)/auditwheel repair --exclude 'libtorch*.so' --exclude libc10.so -w dist build/wheels/release/*.whl

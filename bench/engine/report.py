@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from machine import QUIET_CORES
+from machine import QUIET_CORES, disturbers
 
 Run = dict[str, Any]
 
@@ -44,11 +44,9 @@ def disturbances(runs: list[Run]) -> list[str]:
     """What took processor time from a run: others, other virtual machines, or the engine that should have idled."""
     found = []
     for run in runs:
-        for name, cores in run["cores"].items():
-            if name != run["engine"] and cores >= QUIET_CORES:
-                found.append(
-                    f"{run['workload']}, {run['engine']}, run {run['repeat'] + 1}: {name} used {cores:.2f} cores"
-                )
+        for name in disturbers(run["cores"], run["engine"]):
+            cores = run["cores"][name]
+            found.append(f"{run['workload']}, {run['engine']}, run {run['repeat'] + 1}: {name} used {cores:.2f} cores")
     return found
 
 
@@ -101,10 +99,11 @@ def _cell(figure: list[float] | None, factor: float, show: str) -> str:
 
 def _figures(runs: list[Run]) -> dict[str, list[float]]:
     keys = ["num_output_tokens", "duration", *(key for key, *_ in _FIGURES if key in runs[0])]
-    return {key: _spread([run[key] for run in runs]) for key in keys}
+    return {key: spread([run[key] for run in runs]) for key in keys}
 
 
-def _spread(values: list[float]) -> list[float]:
+def spread(values: list[float]) -> list[float]:
+    """Median, smallest, largest."""
     return [median(values), min(values), max(values)]
 
 

@@ -27,6 +27,7 @@ class Steploop:
                 kv_cache_memory_bytes=settings["kv_cache_memory_bytes"],
                 num_threads=settings["num_threads"],
                 scheduling_policy=settings["policy"],
+                enable_prefix_caching=False,  # or every run after the first would find its prompts computed
             )
         )
 

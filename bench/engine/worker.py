@@ -46,15 +46,25 @@ class RunTimes:
             "duration": self.duration,
             "num_output_tokens": sum(lengths),
             "throughput": sum(lengths) / self.duration,
-            **_quantiles("ttft", self.first_token_times),
-            **_quantiles("tpot", [(last - first) / (n - 1) for first, last, n in spans if n > 1]),
-            **_quantiles("inter_token_latency", self.inter_token_latencies),
+            **quantiles("ttft", self.first_token_times),
+            **quantiles("tpot", [(last - first) / (n - 1) for first, last, n in spans if n > 1]),
+            **quantiles("inter_token_latency", self.inter_token_latencies),
             **self.figures,
             "first_token_ids": [ids[0] for ids in self.token_ids],
         }
 
 
 def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
+    """Runs the worker script of an engine: serves one workload per line, given as the arguments of `make_workload`."""
+
+    def answer(engine: Engine, workload: dict[str, Any]) -> dict[str, Any]:
+        requests = make_workload(**workload)
+        return engine.run(requests).as_json(requests)
+
+    serve_lines(load, answer)
+
+
+def serve_lines(load: Callable[[dict[str, Any]], Any], answer: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> None:
     """Runs a worker script: settings as JSON in its first argument, one line of JSON out per line of JSON in."""
     # Only answers go to the parent; whatever the engine prints joins the errors.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -63,11 +73,10 @@ def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
     engine = load(json.loads(sys.argv[1]))
     print(json.dumps(engine.about() | {"load_seconds": time.monotonic() - started}), file=answers)
     for line in sys.stdin:
-        requests = make_workload(**json.loads(line))
-        print(json.dumps(engine.run(requests).as_json(requests)), file=answers)
+        print(json.dumps(answer(engine, json.loads(line))), file=answers)
 
 
-def _quantiles(name: str, values: list[float]) -> dict[str, float]:
+def quantiles(name: str, values: list[float]) -> dict[str, float]:
     """The 50th and 99th percentile: the smallest value that so many do not exceed."""
     ordered = sorted(values)
     return {f"{name}_p{p}": ordered[max(0, -(-p * len(ordered) // 100) - 1)] for p in (50, 99) if ordered}

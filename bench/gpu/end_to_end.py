@@ -94,6 +94,7 @@ class Server:
             num_kv_blocks=num_slots * -(-max_model_len // BLOCK_SIZE),
             kv_cache_dtype="bfloat16",
             scheduling_policy=policy,
+            enable_prefix_caching=False,  # the same prompts are served again and again
             **other,
         )
 

@@ -14,6 +14,6 @@ BENCH_ENGINE = Path(__file__).parents[3] / "bench" / "engine"
 def bench_engine(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder, on the import path while the test runs."""
     monkeypatch.syspath_prepend(str(BENCH_ENGINE))
-    for name in ("workload", "machine", "report", "engines", "worker", "export_hf"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for path in BENCH_ENGINE.glob("*.py"):
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
     return BENCH_ENGINE

@@ -1,0 +1,42 @@
+"""What the scripts of this folder share: how they read arguments, speak to a person and leave their results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results"
+POLICIES = ("static", "reserve", "on_demand", "estimate")
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be >= 1, got {value}")
+    return value
+
+
+def say(text: str) -> None:
+    """Tells how it is going; results alone go to stdout."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Into a folder that is made if it is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def add_wait_quiet(parser: argparse.ArgumentParser) -> None:
+    """The option that says how long a measurement waits for others to finish."""
+    parser.add_argument(
+        "--wait-quiet",
+        type=float,
+        default=30,
+        metavar="SECONDS",
+        help="how long to wait for a quiet machine; default 30",
+    )
