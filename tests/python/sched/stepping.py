@@ -6,6 +6,8 @@ then the block tables after schedule, then what was preempted, then what ended. 
 
 from steploop._C import Scheduler
 
+POLICIES = ["on_demand", "reserve", "estimate", "static"]
+
 
 def make_scheduler(**overrides):
     settings = {
@@ -14,6 +16,7 @@ def make_scheduler(**overrides):
         "max_model_len": 128,
         "num_kv_blocks": 16,
         "block_size": 8,
+        "enable_prefix_caching": False,  # all prompts are alike
     }
     return Scheduler(**(settings | overrides))
 
