@@ -8,8 +8,6 @@
 
 namespace steploop {
 
-size_t AdmissionPolicy::victim(const BatchView& batch) const { return batch.running.size() - 1; }
-
 namespace {
 
 // Blocks that a sequence does not hold yet, until it has num_tokens.
@@ -23,24 +21,26 @@ int64_t num_later_blocks(const Sequence& next, int32_t num_tokens, const BlockMa
 }
 
 // Orca (Yu et al., OSDI '22, section 4.2: a slot is reserved for max_tokens); TensorRT-LLM's GUARANTEED_NO_EVICT.
-// Admits while the blocks of all to their longest possible end fit, so that nobody ever has to give way.
+// Starts a sequence while the blocks of all to their longest possible end fit, so that nobody ever has to give way.
 class Reserve : public AdmissionPolicy {
  public:
-  bool admits(const Sequence& next, int32_t num_start_blocks, const BatchView& batch) const override {
-    int64_t num_needed = num_start_blocks + num_later_blocks(next, next.max_num_computed_tokens(), batch.blocks);
-    for (const Sequence* sequence : batch.running)
-      num_needed += num_missing_blocks(*sequence, sequence->max_num_computed_tokens(), batch.blocks);
-    return num_needed <= batch.blocks.num_free();
+  using AdmissionPolicy::AdmissionPolicy;
+
+  int64_t num_free_blocks_to_start(const Sequence& next, int32_t num_start_blocks, Batch batch) const override {
+    int64_t num_blocks = num_start_blocks + num_later_blocks(next, next.max_num_computed_tokens(), blocks_);
+    for (const Sequence* sequence : batch)
+      num_blocks += num_missing_blocks(*sequence, sequence->max_num_computed_tokens(), blocks_);
+    return num_blocks;
   }
 };
 
-// Request-level batching, the baseline: fills a batch, and admits nobody until all of it has ended.
+// Request-level batching, the baseline: fills a batch, and lets nobody in until all of it has ended.
 class Static final : public Reserve {
  public:
-  void begin_step(const BatchView& batch) override { is_open_ = batch.running.empty(); }
-  bool admits(const Sequence& next, int32_t num_start_blocks, const BatchView& batch) const override {
-    return is_open_ && Reserve::admits(next, num_start_blocks, batch);
-  }
+  using Reserve::Reserve;
+
+  void begin_step(Batch batch) override { is_open_ = batch.empty(); }
+  bool is_open() const override { return is_open_; }
   bool fills_batch_at_once() const override { return true; }
 
  private:
@@ -52,12 +52,12 @@ class Static final : public Reserve {
 // way within a few steps, its prompt computed for nothing.
 class OnDemand final : public AdmissionPolicy {
  public:
-  explicit OnDemand(int64_t num_spare_blocks) : num_spare_blocks_(num_spare_blocks) {}
+  OnDemand(const BlockManager& blocks, int64_t num_spare_blocks)
+      : AdmissionPolicy(blocks), num_spare_blocks_(num_spare_blocks) {}
 
-  bool admits(const Sequence&, int32_t num_start_blocks, const BatchView& batch) const override {
-    if (batch.running.empty()) return true;
-    const auto num_growing = static_cast<int64_t>(batch.running.size());
-    return num_start_blocks + num_growing + num_spare_blocks_ <= batch.blocks.num_free();
+  int64_t num_free_blocks_to_start(const Sequence&, int32_t num_start_blocks, Batch batch) const override {
+    if (batch.empty()) return num_start_blocks;
+    return num_start_blocks + static_cast<int64_t>(batch.size()) + num_spare_blocks_;
   }
   bool preempts() const override { return true; }
 
@@ -70,36 +70,36 @@ class OnDemand final : public AdmissionPolicy {
 // do, as they lose the least.
 class Estimate final : public AdmissionPolicy {
  public:
-  explicit Estimate(int64_t num_spare_blocks) : num_spare_blocks_(num_spare_blocks) {}
+  Estimate(const BlockManager& blocks, int64_t num_spare_blocks)
+      : AdmissionPolicy(blocks), num_spare_blocks_(num_spare_blocks) {}
 
-  void begin_step(const BatchView& batch) override {
-    if (!batch.running.empty()) ratio_ = std::max(kLeastRatio, ratio_ - kDecay);
+  void begin_step(Batch batch) override {
+    if (!batch.empty()) ratio_ = std::max(kLeastRatio, ratio_ - kDecay);
   }
 
-  bool admits(const Sequence& next, int32_t num_start_blocks, const BatchView& batch) const override {
-    if (batch.running.empty()) return true;
-    int64_t num_needed = num_start_blocks + num_later_blocks(next, num_expected_tokens(next), batch.blocks);
-    for (const Sequence* sequence : batch.running)
-      num_needed += num_missing_blocks(*sequence, num_expected_tokens(*sequence), batch.blocks);
-    return num_needed + num_spare_blocks_ <= batch.blocks.num_free();
+  int64_t num_free_blocks_to_start(const Sequence& next, int32_t num_start_blocks, Batch batch) const override {
+    if (batch.empty()) return num_start_blocks;
+    int64_t num_blocks = num_start_blocks + num_later_blocks(next, num_expected_tokens(next), blocks_);
+    for (const Sequence* sequence : batch)
+      num_blocks += num_missing_blocks(*sequence, num_expected_tokens(*sequence), blocks_);
+    return num_blocks + num_spare_blocks_;
   }
 
   bool preempts() const override { return true; }
 
-  size_t victim(const BatchView& batch) const override {
+  size_t victim(Batch batch) const override {
     const auto gives_way_before = [](const Sequence* a, const Sequence* b) {
       if (a->priority_class != b->priority_class) return a->priority_class > b->priority_class;
       if (a->num_output_tokens() != b->num_output_tokens()) return a->num_output_tokens() < b->num_output_tokens();
       return a->arrival_number > b->arrival_number;
     };
-    const auto& running = batch.running;
-    return static_cast<size_t>(std::min_element(running.begin(), running.end(), gives_way_before) - running.begin());
+    return static_cast<size_t>(std::min_element(batch.begin(), batch.end(), gives_way_before) - batch.begin());
   }
 
   // What those left have made so far, and kStepsAhead more each, as a share of what they may make.
-  void on_preemption(const BatchView& batch) override {
+  void on_preemption(Batch batch) override {
     int64_t num_outputs = 0, num_most = 0;
-    for (const Sequence* sequence : batch.running) {
+    for (const Sequence* sequence : batch) {
       num_outputs += sequence->num_output_tokens() + kStepsAhead;
       num_most += sequence->stop.max_tokens;
     }
@@ -126,15 +126,15 @@ class Estimate final : public AdmissionPolicy {
 
 }  // namespace
 
-std::unique_ptr<AdmissionPolicy> make_admission_policy(const SchedulerConfig& config) {
+std::unique_ptr<AdmissionPolicy> make_admission_policy(const SchedulerConfig& config, const BlockManager& blocks) {
   const auto num_spare_blocks = static_cast<int64_t>(config.watermark * config.blocks.num_blocks);
   switch (config.policy) {
-    case SchedulingPolicy::kReserve: return std::make_unique<Reserve>();
-    case SchedulingPolicy::kStatic: return std::make_unique<Static>();
-    case SchedulingPolicy::kEstimate: return std::make_unique<Estimate>(num_spare_blocks);
+    case SchedulingPolicy::kReserve: return std::make_unique<Reserve>(blocks);
+    case SchedulingPolicy::kStatic: return std::make_unique<Static>(blocks);
+    case SchedulingPolicy::kEstimate: return std::make_unique<Estimate>(blocks, num_spare_blocks);
     case SchedulingPolicy::kOnDemand: break;
   }
-  return std::make_unique<OnDemand>(num_spare_blocks);
+  return std::make_unique<OnDemand>(blocks, num_spare_blocks);
 }
 
 }  // namespace steploop

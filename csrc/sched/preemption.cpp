@@ -16,23 +16,25 @@ bool Scheduler::make_room(Sequence& sequence, int32_t num_tokens) {
 bool Scheduler::give_way_to(const Sequence& sequence) {
   SL_CHECK(policy_->preempts() && running_.size() > 1, "sequence ", sequence.id, " ran out of blocks that were its");
   ran_out_ = true;
-  const size_t index = policy_->victim(batch_);
+  const size_t index = policy_->victim(running_);
   const bool is_itself = running_[index] == &sequence;
   preempt(index);
-  policy_->on_preemption(batch_);
+  policy_->on_preemption(running_);
   return !is_itself;
 }
 
-// A sequence of a higher class than some that run need not wait for them, if they hold what it needs.
+// A sequence of a higher class than some that run need not wait for them, if what only they hold is enough to start.
 void Scheduler::make_way_for_higher_class() {
   if (!waiting_.order().has_classes() || !policy_->preempts() || waiting_.empty()) return;
   const Sequence& next = *waiting_.next();
   const auto is_lower = [&next](const Sequence* sequence) { return sequence->priority_class > next.priority_class; };
   const auto lower = std::find_if(running_.begin(), running_.end(), is_lower);  // from there on all are
+  if (lower == running_.end() || can_start(next)) return;
   int64_t num_blocks = block_manager_.num_free();
-  for (auto it = lower; it != running_.end(); ++it) num_blocks += (*it)->blocks.num_blocks();
-  if (num_start_blocks(next) > num_blocks) return;
-  while (!running_.empty() && is_lower(running_.back()) && !can_start(next)) preempt(policy_->victim(batch_));
+  for (auto it = lower; it != running_.end(); ++it)
+    for (const BlockId block : (*it)->blocks.blocks) num_blocks += block_manager_.pool().ref_count(block) == 1;
+  if (num_free_blocks_to_start(next, {running_.begin(), lower}) > num_blocks) return;  // nobody gives way in vain
+  while (!running_.empty() && is_lower(running_.back()) && !can_start(next)) preempt(policy_->victim(running_));
 }
 
 void Scheduler::preempt(size_t index) {

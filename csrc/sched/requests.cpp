@@ -24,8 +24,7 @@ Scheduler::Scheduler(const SchedulerConfig& config)
     : config_(validated(config)),
       max_num_running_(max_num_running(config)),
       block_manager_(config.blocks),
-      policy_(make_admission_policy(config)),
-      batch_{running_, block_manager_},
+      policy_(make_admission_policy(config, block_manager_)),
       waiting_(config, block_manager_) {
   // All that a step fills is reserved here.
   const auto places = static_cast<size_t>(max_num_running_);

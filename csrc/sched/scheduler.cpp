@@ -50,7 +50,7 @@ void Scheduler::begin_step(int64_t now_us) {
   now_us_ = now_us;
   end_late_sequences(now_us);
   counters_.token_budget = budget_left_ = token_budget();
-  policy_->begin_step(batch_);
+  policy_->begin_step(running_);
 }
 
 void Scheduler::end_late_sequences(int64_t now_us) {

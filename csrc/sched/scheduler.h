@@ -169,6 +169,9 @@ class Scheduler {
   void start_waiting();
   bool can_start(const Sequence& sequence) const;
   int32_t num_start_blocks(const Sequence& sequence) const;
+  int64_t num_free_blocks_to_start(const Sequence& sequence, Batch batch) const {
+    return policy_->num_free_blocks_to_start(sequence, num_start_blocks(sequence), batch);
+  }
   void start(Sequence& sequence);
   void fork(const Sequence& source, Sequence& sequence);
   const Sequence* fork_source(const Sequence& sequence) const;
@@ -190,7 +193,6 @@ class Scheduler {
   std::unique_ptr<AdmissionPolicy> policy_;
   std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   std::vector<Sequence*> running_;
-  BatchView batch_;
   WaitingQueue waiting_;
   SequenceQueue ended_;  // to forget in the next schedule call
   SequenceHeap<EarlierDeadline, &Sequence::deadline_index> deadlines_;

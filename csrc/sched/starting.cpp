@@ -39,8 +39,8 @@ void Scheduler::start_waiting() {
 }
 
 bool Scheduler::can_start(const Sequence& sequence) const {
-  return static_cast<int32_t>(running_.size()) < max_num_running_ &&
-         policy_->admits(sequence, num_start_blocks(sequence), batch_);
+  return static_cast<int32_t>(running_.size()) < max_num_running_ && policy_->is_open() &&
+         num_free_blocks_to_start(sequence, running_) <= block_manager_.num_free();
 }
 
 // Free blocks that it takes for all its tokens.
