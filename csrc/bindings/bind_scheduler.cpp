@@ -83,20 +83,26 @@ py::tuple schedule_arrays(Scheduler& scheduler, int64_t now_us) {
   return py::make_tuple(output.step_id, std::move(ids), std::move(spans));
 }
 
+// No conversion: a float that is no token shall not become one.
+using IdArray = py::array_t<SequenceId, py::array::c_style>;
+using TokenArray = py::array_t<TokenId, py::array::c_style>;
+
 // The sequences with a sample row as the scheduler wants them: in the order of the step. They are those whose tokens
 // the caller counted out, so that the step itself says which they are.
 class ArrayUpdate {
  public:
-  py::array_t<SequenceId> operator()(Scheduler& scheduler, int64_t step_id, const py::array_t<SequenceId>& ids,
-                                     const py::array_t<TokenId>& tokens, int64_t now_us) {
+  py::array_t<SequenceId> operator()(Scheduler& scheduler, int64_t step_id, const IdArray& ids,
+                                     const TokenArray& tokens, int64_t now_us) {
     if (ids.ndim() != 1 || tokens.ndim() != 1 || ids.size() != tokens.size())
       throw InvalidArgumentError(
           concat("sequence_ids and token_ids must be arrays of one length, got ", ids.size(), " and ", tokens.size()));
-    const auto id = ids.unchecked<1>();
-    const auto token = tokens.unchecked<1>();
-    sampled_.resize(static_cast<size_t>(ids.size()));
-    for (py::ssize_t i = 0; i < ids.size(); ++i)
-      sampled_[static_cast<size_t>(i)] = {id(i), std::span(token.data(i), 1), 1, false};
+    const SequenceId* id = ids.data();
+    const TokenId* token = tokens.data();
+    sampled_.resize(static_cast<size_t>(ids.size()), {0, {}, 1, false});
+    for (SampledTokens& sample : sampled_) {
+      sample.sequence = *id++;
+      sample.tokens = std::span(token++, 1);
+    }
     const auto ended = scheduler.update(step_id, sampled_, now_us);
     py::array_t<SequenceId> out(static_cast<py::ssize_t>(ended.size()));
     SequenceId* data = out.mutable_data();
@@ -262,8 +268,8 @@ void bind_scheduler(py::module_& m) {
            "sample rows).")
       .def(
           "update_arrays",
-          [call = ArrayUpdate()](Scheduler& scheduler, int64_t step_id, const py::array_t<SequenceId>& sequence_ids,
-                                 const py::array_t<TokenId>& token_ids, int64_t now_us) mutable {
+          [call = ArrayUpdate()](Scheduler& scheduler, int64_t step_id, const IdArray& sequence_ids,
+                                 const TokenArray& token_ids, int64_t now_us) mutable {
             return call(scheduler, step_id, sequence_ids, token_ids, now_us);
           },
           "step_id"_a, "sequence_ids"_a, "token_ids"_a, "now_us"_a = 0,

@@ -18,16 +18,16 @@ IterationStats make_iteration_stats(const SchedulerOutput& output, int64_t sched
                                     const SchedulerStats& after) {
   IterationStats stats;
   stats.num_queued_requests = after.num_queued_requests;
-  stats.num_active_requests = after.num_waiting + after.num_running;
+  stats.num_active_requests = after.num_running + after.num_preempted;
   stats.num_scheduled_requests = static_cast<int32_t>(output.scheduled.size());
-  stats.num_generation_requests = output.num_decode_sequences;
-  stats.num_context_requests = stats.num_scheduled_requests - stats.num_generation_requests;
   stats.num_paused_requests = after.num_preempted;
   for (const ScheduledSequence& scheduled : output.scheduled) {
+    stats.num_generation_requests += scheduled.is_decode();
     if (scheduled.sequence->first_scheduled_us != scheduled_us) continue;
     ++stats.num_new_active_requests;
     stats.new_active_requests_queue_latency_us += static_cast<double>(scheduled_us - scheduled.sequence->arrival_us);
   }
+  stats.num_context_requests = stats.num_scheduled_requests - stats.num_generation_requests;
   if (stats.num_new_active_requests) stats.new_active_requests_queue_latency_us /= stats.num_new_active_requests;
   stats.num_completed_requests = after.num_finished - before.num_finished;
   stats.num_context_tokens = output.num_prompt_tokens;

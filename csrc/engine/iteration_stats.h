@@ -24,7 +24,7 @@ struct IterationStats {
   int64_t began_us = 0;   // steady clock
   int64_t latency_us = 0;
   int32_t num_queued_requests = 0;     // never started; samples of one request count once
-  int32_t num_active_requests = 0;     // known to the scheduler and not ended
+  int32_t num_active_requests = 0;     // started and not ended: running or paused
   int32_t num_scheduled_requests = 0;  // got tokens in this iteration
   int32_t num_context_requests = 0;    // of those, the ones that compute their prompts, or compute again
   int32_t num_generation_requests = 0;  // of those, the ones that decode

@@ -60,11 +60,10 @@ void Trace::step(const Scheduler& scheduler, const SchedulerOutput& output, cons
     const bool swapped = scheduler.find(id)->is_swapped_out();
     begin_span(lane, kPreempted, began_us, swapped ? "\"mode\":\"swap\"" : "\"mode\":\"recompute\"");
   }
-  for (size_t i = 0; i < output.scheduled.size(); ++i) {
-    const ScheduledSequence& scheduled = output.scheduled[i];
+  for (const ScheduledSequence& scheduled : output.scheduled) {
     const SequenceId id = scheduled.sequence->id;
     Lane& lane = lanes_.at(id);
-    if (i < static_cast<size_t>(output.num_decode_sequences)) {
+    if (scheduled.is_decode()) {
       decode(id, lane, output, began_us, ended_us);
     } else {
       end_span(id, lane, began_us);

@@ -30,6 +30,8 @@ bool Scheduler::is_prompt_in_progress(const Sequence& sequence) const {
 
 // The most tokens that each prompt in progress can have: those with less to do leave the rest to the others.
 int32_t Scheduler::equal_share() const {
+  const auto in_progress = [this](const Sequence* sequence) { return is_prompt_in_progress(*sequence); };
+  if (std::none_of(running_.begin(), running_.end(), in_progress)) return 1;
   const auto fits = [this](int32_t share) {
     int64_t num_tokens = 0;
     for (const Sequence* sequence : running_)
@@ -54,11 +56,11 @@ bool Scheduler::has_tokens_for(const Sequence& newcomer, int32_t num_prompts) co
   return budget_left_ > 0;
 }
 
-// Without chunks, prompts have steps of their own, in which nobody decodes.
+// Without chunks, prompts have steps of their own, in which nobody decodes; between two of them others have a turn.
 bool Scheduler::may_interrupt_decodes() const {
   if (std::any_of(running_.begin(), running_.end(), [this](const Sequence* s) { return is_prompt_in_progress(*s); }))
     return true;  // in the batch already, without its KV
-  if (waiting_.empty()) return false;
+  if (waiting_.empty() || (num_decode_steps_ == 0 && !running_.empty())) return false;
   return waiting_.size() >= config_.waiting_served_ratio * static_cast<double>(running_.size()) ||
          num_decode_steps_ >= config_.max_waiting_tokens;
 }

@@ -31,8 +31,10 @@ void Scheduler::make_way_for_higher_class() {
   const auto lower = std::find_if(running_.begin(), running_.end(), is_lower);  // from there on all are
   if (lower == running_.end() || can_start(next)) return;
   int64_t num_blocks = block_manager_.num_free();
+  std::fill(num_lower_references_.begin(), num_lower_references_.end(), 0);
   for (auto it = lower; it != running_.end(); ++it)
-    for (const BlockId block : (*it)->blocks.blocks) num_blocks += block_manager_.pool().ref_count(block) == 1;
+    for (const BlockId block : (*it)->blocks.blocks)
+      num_blocks += ++num_lower_references_[static_cast<size_t>(block)] == block_manager_.pool().ref_count(block);
   if (num_free_blocks_to_start(next, {running_.begin(), lower}) > num_blocks) return;  // nobody gives way in vain
   while (!running_.empty() && is_lower(running_.back()) && !can_start(next)) preempt(policy_->victim(running_));
 }

@@ -1,4 +1,4 @@
-// Queue orders: which of the sequences that never started goes next.
+// Queue orders: which of the sequences that never started goes next. `longest_prefix` compares the 64 longest-waiting.
 #pragma once
 
 #include <cstdint>

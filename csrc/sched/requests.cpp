@@ -32,6 +32,7 @@ Scheduler::Scheduler(const SchedulerConfig& config)
   finished_.reserve(places);
   output_.scheduled.reserve(places);
   output_.preempted.reserve(places);
+  if (waiting_.order().has_classes()) num_lower_references_.resize(static_cast<size_t>(config.blocks.num_blocks));
   // At most every block goes out and every block comes in, and each sample copies one.
   output_.transfers.reserve(2 * static_cast<size_t>(config.blocks.num_host_blocks) + places);
 }

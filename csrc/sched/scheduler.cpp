@@ -10,24 +10,28 @@ namespace steploop {
 const SchedulerOutput& Scheduler::schedule(int64_t now_us) {
   SL_CHECK(!in_flight_ || output_.empty(), "schedule called while step ", output_.step_id, " is in flight");
   begin_step(now_us);
-  make_way_for_higher_class();
   if (config_.enable_chunked_prefill) {
+    make_way_for_higher_class();
     schedule_decodes();
-    if (config_.prompt_sharing == PromptSharing::kInOrder) share_prompts();
+    // A prompt of a lower class waits until those of the newcomer's have what they can take.
+    const bool has_newcomer = waiting_.order().has_classes() && !waiting_.empty();
+    if (config_.prompt_sharing == PromptSharing::kInOrder)
+      share_prompts(has_newcomer ? waiting_.next()->priority_class : kLowestClass);
     if (!ran_out_) start_waiting();
-    if (config_.prompt_sharing == PromptSharing::kEqualProgress) share_prompts();
+    share_prompts(kLowestClass);
   } else {
     if (may_interrupt_decodes()) {
-      share_prompts();
+      make_way_for_higher_class();
+      share_prompts(kLowestClass);
       start_waiting();
     }
     num_decode_steps_ = output_.empty() ? num_decode_steps_ + 1 : 0;
     if (output_.empty()) schedule_decodes();
-    if (output_.empty()) share_prompts();  // of a sample that waited for another's prompt, which failed
+    if (output_.empty()) share_prompts(kLowestClass);  // of a sample that waited for another's prompt, which failed
   }
   if (!output_.empty()) {
     ++counters_.num_steps;
-    counters_.num_empty_slots += config_.max_num_seqs - static_cast<int32_t>(output_.scheduled.size());
+    counters_.num_empty_slots += max_num_running_ - static_cast<int32_t>(output_.scheduled.size());
   }
   return output_;
 }
@@ -74,12 +78,15 @@ void Scheduler::schedule_decodes() {
   cursor_ = -1;
 }
 
-// What is left of the budget, to the prompts in progress.
-void Scheduler::share_prompts() {
+// What is left of the budget, to the prompts in progress of that class and higher ones.
+void Scheduler::share_prompts(int32_t lowest_class) {
+  if (budget_left_ == 0) return;
   const int32_t most =
       config_.prompt_sharing == PromptSharing::kEqualProgress ? equal_share() : config_.max_num_batched_tokens;
-  for (Sequence* sequence : running_)
+  for (Sequence* sequence : running_) {
+    if (sequence->priority_class > lowest_class) break;
     if (is_prompt_in_progress(*sequence)) schedule_prompt(*sequence, most);
+  }
 }
 
 void Scheduler::schedule_prompt(Sequence& sequence, int32_t most) {
@@ -134,12 +141,14 @@ std::span<const Sequence* const> Scheduler::update(int64_t step_id, std::span<co
       sample = &*next_sample++;
     sequence.in_flight = false;
     if (sequence.state == SequenceState::kFinished) {  // aborted meanwhile
+      if (sample && sample->failed) block_manager_.uncache(sequence.blocks, 0, /*may_be_shared=*/true);
       block_manager_.free(sequence.blocks);
       continue;
     }
     sequence.num_written_tokens = sequence.num_computed_tokens;
     sequence.num_ever_computed_tokens = std::max(sequence.num_ever_computed_tokens, sequence.num_computed_tokens);
-    block_manager_.merge_duplicates(sequence.blocks, sequence.tokens, sequence.options.cache_key);
+    if (sequence.blocks.has_duplicates)
+      block_manager_.merge_duplicates(sequence.blocks, sequence.tokens, sequence.options.cache_key);
     if (sample) take_sample(sequence, *sample, now_us);
   }
   if (!finished_.empty())

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <unordered_map>
@@ -134,6 +135,8 @@ class Scheduler {
   void check_integrity() const;
 
  private:
+  static constexpr int32_t kLowestClass = std::numeric_limits<int32_t>::max();
+
   struct EarlierDeadline {
     bool operator()(const Sequence& a, const Sequence& b) const {
       return a.options.deadline_us < b.options.deadline_us;
@@ -149,7 +152,7 @@ class Scheduler {
   void begin_step(int64_t now_us);
   void end_late_sequences(int64_t now_us);
   void schedule_decodes();
-  void share_prompts();
+  void share_prompts(int32_t lowest_class);
   void schedule_prompt(Sequence& sequence, int32_t most);
   void schedule_tokens(Sequence& sequence, int32_t num_tokens);
   void count_tokens(const ScheduledSequence& scheduled, int32_t sign);
@@ -205,6 +208,7 @@ class Scheduler {
   int32_t budget_left_ = 0;   // tokens, within schedule
   int32_t cursor_ = -1;       // index of the running sequence that schedule_decodes is at; -1: it is not running
   bool ran_out_ = false;      // somebody gave way for lack of memory in this step
+  std::vector<int32_t> num_lower_references_;  // by block: scratch of make_way_for_higher_class
   int32_t num_decode_steps_ = 0;  // since prompts last interrupted decodes
   int64_t num_arrivals_ = 0;
   SchedulerStats counters_;  // totals since the start, and token_budget; stats() fills in the rest

@@ -14,6 +14,11 @@ struct ScheduledSequence {
   int32_t first_token = 0;           // position of the first token to compute in this step
   int32_t num_scheduled_tokens = 0;  // >= 1
   int32_t num_sample_rows = 0;       // 1 when this step reaches the last token, else 0 (a prompt chunk)
+
+  // One output token, the last: not a prompt's part, nor several tokens computed again.
+  bool is_decode() const {
+    return num_sample_rows > 0 && num_scheduled_tokens == 1 && first_token >= sequence->num_prompt_tokens;
+  }
 };
 
 struct SchedulerOutput {

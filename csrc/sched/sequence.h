@@ -46,7 +46,7 @@ struct SequenceOptions {
 
 struct Tenant;  // fair_order.h
 
-// Fields are ordered by use: a decode step touches the first two cache lines.
+// Fields are ordered by use: what every step touches comes first.
 struct alignas(64) Sequence {
   SequenceId id = 0;                     // unique; arrival order is the order of Scheduler::add calls
   std::vector<TokenId> tokens;           // prompt, then output; capacity reserved at arrival
@@ -81,7 +81,6 @@ struct alignas(64) Sequence {
   Tenant* tenant = nullptr;
   Sequence* previous_queued = nullptr;  // links of SequenceQueue
   Sequence* next_queued = nullptr;
-  int64_t order_key = 0;        // see ShortestFirstOrder
   int32_t heap_index = -1;      // in the queue's heap
   int32_t deadline_index = -1;  // in the heap of deadlines
 

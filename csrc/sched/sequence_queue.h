@@ -1,4 +1,4 @@
-// An intrusive list through sequences: joining, leaving from anywhere and going to the front are O(1) and allocate
+// An intrusive list through sequences: joining and leaving anywhere are O(1) and allocate
 // nothing. A sequence is in one such list at a time.
 #pragma once
 
@@ -15,7 +15,6 @@ class SequenceQueue {
   int32_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
 
-  void push_front(Sequence& sequence) { link(sequence, nullptr, head_); }
   void push_back(Sequence& sequence) { link(sequence, tail_, nullptr); }
   void insert_before(Sequence& sequence, Sequence* next) { link(sequence, next ? next->previous_queued : tail_, next); }
 

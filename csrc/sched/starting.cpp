@@ -27,7 +27,13 @@ void Scheduler::start_waiting() {
   int32_t num_prompts = 0;
   if (shares_later)
     for (const Sequence* sequence : running_) num_prompts += is_prompt_in_progress(*sequence);
-  while (Sequence* next = waiting_.next()) {
+  const auto may_start = [this] {  // cheaper than to ask who would be next
+    return static_cast<int32_t>(running_.size()) < max_num_running_ && policy_->is_open() &&
+           (budget_left_ > 0 || policy_->fills_batch_at_once());
+  };
+  while (may_start()) {
+    Sequence* next = waiting_.next();
+    if (!next) break;
     if (next->preempted_step == output_.step_id) break;  // it made way for a higher class just now
     if (!policy_->fills_batch_at_once() && !has_tokens_for(*next, num_prompts)) break;
     if (!can_start(*next)) break;
@@ -119,6 +125,7 @@ bool Scheduler::take_over_prompt(Sequence& sequence) {
       }
     } else if (block_manager_.grow(sequence.blocks, sequence.num_tokens())) {
       sequence.state = SequenceState::kRunning;
+      if (config_.blocks.enable_prefix_caching) counters_.num_prefix_queried_tokens += sequence.num_tokens();
       return false;
     }
     if (!give_way_to(sequence)) return false;

@@ -27,7 +27,7 @@ void WaitingQueue::add(Sequence& sequence) {
 }
 
 void WaitingQueue::add_preempted(Sequence& sequence) {
-  // Victims come latest first: the place is at or near the front.
+  // Victims mostly come latest first: the place is at or near the front.
   Sequence* next = preempted_.front();
   while (next && is_before(*next, sequence)) next = next->next_queued;
   preempted_.insert_before(sequence, next);

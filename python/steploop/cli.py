@@ -141,7 +141,7 @@ def _add_generate(commands: argparse._SubParsersAction[_IntermixedParser]) -> No
 def _add_scheduling_options(scheduling: argparse._ActionsContainer) -> None:
     for name, choices, text in (
         ("--scheduling-policy", SCHEDULING_POLICIES, "who may start, and who gives way when the KV cache is full"),
-        ("--queue-order", QUEUE_ORDERS, "who starts next"),
+        ("--queue-order", QUEUE_ORDERS, "who starts next; priority and fair go by what requests say in the Python API"),
         ("--preemption-mode", PREEMPTION_MODES, "what becomes of the KV cache of a prompt that gives way"),
     ):
         scheduling.add_argument(name, default=choices[0], choices=choices, help=f"{text} (default {choices[0]})")

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from steploop import _C
-from steploop.checks import as_finite
+from steploop.checks import as_finite, is_unicode
 from steploop.config import EngineConfig
 from steploop.devices import check_device, size_memory
 from steploop.errors import (
@@ -66,9 +66,9 @@ class LLMEngine:
             raise InvalidArgumentError(f"config must be an EngineConfig, got {config!r}; use LLMEngine(model=...)")
         if config is not None and settings:
             raise InvalidArgumentError(f"give an EngineConfig or settings, not both; got {', '.join(settings)} as well")
-        if trace is not None and not (isinstance(trace, (str, Path)) and str(trace)):
-            raise InvalidArgumentError(f"trace must be the path of a file, got {trace!r}")
         self.config = EngineConfig(**settings) if config is None else config
+        if trace is not None:
+            _check_trace(trace)
         checkpoint = open_checkpoint(self.config.model, self.config.revision)
         dtype = resolve_dtype(self.config.dtype, checkpoint, self.config.device)
         kv_cache_dtype = dtype if self.config.kv_cache_dtype == "auto" else self.config.kv_cache_dtype
@@ -100,8 +100,9 @@ class LLMEngine:
             **native_settings(self.config),
         )
         self._torch_stream = _torch_stream(self._native) if not self.config.batch_invariant else nullcontext
-        self._lock = threading.Lock()  # guards _requests
+        self._lock = threading.Lock()  # guards _requests and _num_drains
         self._requests: dict[str, RequestState] = {}
+        self._num_drains = 0  # calls of drain() in progress
         self._step_lock = threading.Lock()  # guards _outputs, and keeps the steps of several threads in order
         # What step() is about to return; kept here until then, so that an interrupt cannot lose it.
         self._outputs: dict[RequestState, RequestOutput] = {}
@@ -124,7 +125,8 @@ class LLMEngine:
             request_id: Any string that no request in flight has.
             prompt: See `steploop.prompts.Prompt`.
             sampling_params: Default: `SamplingParams()`.
-            arrival_time: Seconds on the clock of `time.monotonic()`; default: now.
+            arrival_time: Seconds on the clock of `time.monotonic()`; default: now. What latencies and deadlines are
+                counted from; a time ahead delays nothing.
             priority: With `queue_order="priority"`: the lower goes first; may be negative.
             tenant: Whose request it is. With `queue_order="fair"` tenants take turns.
             cache_salt: Cached prefixes are shared only among requests of the same salt. Without one, among those of the
@@ -135,7 +137,8 @@ class LLMEngine:
         Raises:
             InvalidRequestError: an empty or ill-typed prompt, token ids outside the vocabulary, more samples than
                 `max_num_seqs`, another argument of the wrong type or range.
-            RequestTooLongError: a prompt longer than `max_model_len`, or than `max_num_queued_tokens`.
+            RequestTooLongError: a prompt that leaves no room for a token within `max_model_len`, or longer than
+                `max_num_queued_tokens`.
             DuplicateRequestError: the id is in flight.
             QueueFullError: as many requests or tokens wait as may (`max_num_queued_requests`, `max_num_queued_tokens`),
                 or the engine is draining. Try again after a step.
@@ -171,17 +174,17 @@ class LLMEngine:
         text, token_ids = parse_prompt(
             prompt, tokenizer=self.tokenizer, vocab_size=self.vocab_size, model=self.config.model
         )
-        for name, limit in (
-            ("max_model_len", self.max_model_len),
-            ("max_num_queued_tokens", self.config.max_num_queued_tokens),
-        ):
-            if limit is not None and len(token_ids) > limit:
-                raise RequestTooLongError(f"the prompt must have at most {name}={limit} tokens, got {len(token_ids)}")
-        params = (sampling_params or SamplingParams()).with_defaults(self._sampling_defaults)
-        if params.n > self.config.max_num_seqs:
-            raise InvalidRequestError(
-                f"n must be <= max_num_seqs={self.config.max_num_seqs}, so that all samples fit a step, got {params.n}"
+        if len(token_ids) >= self.max_model_len:
+            raise RequestTooLongError(
+                f"the prompt must have fewer than max_model_len={self.max_model_len} tokens, got {len(token_ids)}"
             )
+        most = self.config.max_num_queued_tokens
+        if most is not None and len(token_ids) > most:
+            raise RequestTooLongError(
+                f"the prompt must have at most max_num_queued_tokens={most} tokens, got {len(token_ids)}"
+            )
+        params = (sampling_params or SamplingParams()).with_defaults(self._sampling_defaults)
+        self._check_params(params)
         return RequestState(request_id, text, token_ids, params, options, self.tokenizer)
 
     def submit(self, request: RequestState, *, arrival_time: float | None = None) -> None:
@@ -255,16 +258,17 @@ class LLMEngine:
         if timeout is not None and (seconds is None or seconds < 0):
             raise InvalidArgumentError(f"timeout must be seconds >= 0, or None, got {timeout!r}")
         ends_at = None if seconds is None else time.monotonic() + seconds
+        self._count_drains(1)
         try:
-            self._native.set_accepting(False)
             while self._native.has_unfinished_requests():
                 if ends_at is not None and time.monotonic() >= ends_at:
                     self.abort_request(self.unfinished_request_ids())
                 self._advance()
-            return self._take_outputs()
-        finally:
+        except BaseException:
             with contextlib.suppress(EngineDeadError):  # one of step says more
-                self._native.set_accepting(True)
+                self._count_drains(-1)
+            raise
+        return self._take_outputs(lambda: self._count_drains(-1))
 
     def has_unfinished_requests(self) -> bool:
         """Whether another step has something to bring."""
@@ -308,7 +312,7 @@ class LLMEngine:
             logger.warning("the trace is not whole: %s", trace_error)
         with self._lock:
             self._requests.clear()
-        self._outputs = {}
+            self._outputs = {}
 
     def __enter__(self) -> LLMEngine:
         return self
@@ -327,6 +331,7 @@ class LLMEngine:
             except EngineDeadError:
                 with self._lock:
                     self._requests.clear()
+                self._outputs = {}
                 raise
             by_request: dict[str, list[_C.StepOutput]] = {}
             for step_output in step_outputs:
@@ -334,10 +339,34 @@ class LLMEngine:
             for request_id, of_request in by_request.items():
                 self._take_in(request_id, of_request)
 
-    def _take_outputs(self) -> list[RequestOutput]:
-        with self._step_lock:
-            outputs, self._outputs = self._outputs, {}
-        return list(outputs.values())
+    def _take_outputs(self, then: Callable[[], None] | None = None) -> list[RequestOutput]:
+        """Takes what steps left, then calls `then`."""
+        taken: dict[RequestState, RequestOutput] = {}
+        try:
+            with self._step_lock:
+                taken, self._outputs = self._outputs, {}
+            if then is not None:
+                then()  # raises if the engine was closed, or failed, in another thread
+            return list(taken.values())
+        except EngineDeadError:
+            raise
+        except BaseException:  # an interrupt, which must lose nothing
+            self._outputs = {**taken, **self._outputs}
+            raise
+
+    def _count_drains(self, change: int) -> None:
+        with deferred_interrupts(), self._lock:
+            self._num_drains += change
+            self._native.set_accepting(self._num_drains == 0)
+
+    def _check_params(self, params: SamplingParams) -> None:
+        if params.n > self.config.max_num_seqs:
+            raise InvalidRequestError(
+                f"n must be <= max_num_seqs={self.config.max_num_seqs}, so that all samples fit a step, got {params.n}"
+            )
+        for token_id in params.stop_token_ids:
+            if token_id >= self.vocab_size:
+                raise InvalidRequestError(f"stop_token_ids must be in 0..{self.vocab_size - 1}, got {token_id}")
 
     def _take_in(self, request_id: str, step_outputs: list[_C.StepOutput]) -> None:
         with self._lock:
@@ -352,7 +381,10 @@ class LLMEngine:
                 logger.exception("request %r failed while its output was made", request_id)
                 self._native.abort_request(request_id)
                 output = request.fail()
-            self._outputs[request] = output
+            with self._lock:
+                if self._requests.get(request_id) is not request:  # closed just now
+                    return
+                self._outputs[request] = output
         # Not before: until then the native engine knows the id, and a new request of that id is another one.
         if any(step_output.request_finished for step_output in step_outputs):
             with self._lock:
@@ -369,6 +401,16 @@ class LLMEngine:
         if from_tokenizer is None or not 0 <= from_tokenizer < self.vocab_size:
             return list(from_model)
         return list(dict.fromkeys([*from_model, from_tokenizer]))
+
+
+def _check_trace(trace: object) -> None:
+    if not isinstance(trace, (str, Path)) or not str(trace) or not is_unicode(str(trace)) or "\0" in str(trace):
+        raise InvalidArgumentError(f"trace must be the path of a file, got {trace!r}")
+    try:
+        with open(trace, "ab"):  # the native engine writes it; this tells at once whether it can
+            pass
+    except OSError as error:
+        raise InvalidArgumentError(f"trace file {trace} cannot be opened: {error.strerror}") from None
 
 
 def _torch_matmul() -> int:

@@ -97,15 +97,14 @@ def size_swap_space(config: EngineConfig, *, num_kv_blocks: int, block_size_byte
     if config.preemption_mode == "recompute":
         return 0
     if config.swap_space_bytes is None:
-        asked = num_kv_blocks * block_size_bytes
-        source = f"preemption_mode={config.preemption_mode} by default"
+        asked = min(num_kv_blocks * block_size_bytes, memory_bytes)
     else:
-        asked, source = config.swap_space_bytes, f"swap_space_bytes={config.swap_space_bytes}"
+        asked = config.swap_space_bytes
     if asked < block_size_bytes:
         raise InvalidArgumentError(
             f"swap_space_bytes must hold at least one KV block, which takes {block_size_bytes} bytes, got {asked}"
         )
-    _check_memory("swap_space_bytes", source, asked, memory_bytes, 1, what="swap space")
+    _check_memory("swap_space_bytes", f"swap_space_bytes={asked}", asked, memory_bytes, 1, what="swap space")
     return min(asked // block_size_bytes, INT32_MAX)
 
 

@@ -123,7 +123,8 @@ def test_prompts(engine: LLMEngine, prompt: Any, text: str | None, token_ids: li
         ({"prompt": 3}, InvalidRequestError, "a prompt's text must be a string, got 3"),
         ({"prompt": None}, InvalidRequestError, "got neither"),
         ("a\ud800", InvalidRequestError, "valid Unicode"),
-        ([5] * 513, RequestTooLongError, "at most max_model_len=512 tokens, got 513"),
+        ([5] * 512, RequestTooLongError, "fewer than max_model_len=512 tokens, got 512"),
+        ([5] * 513, RequestTooLongError, "fewer than max_model_len=512 tokens, got 513"),
     ],
 )
 def test_bad_prompts(engine: LLMEngine, prompt: Any, error: type[Exception], words: str) -> None:

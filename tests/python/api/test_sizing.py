@@ -145,7 +145,7 @@ def test_swap_space(settings: dict[str, Any], num_blocks: int) -> None:
             "=160001 asks for a swap space of 156.25 KiB, but .* only 156.25 KiB of memory, 1 bytes too little; "
             "lower swap_space_bytes to at most 160000",
         ),
-        ({"memory": 63 * 1600 - 1}, "preemption_mode=swap by default asks for a swap space .* to at most 100799"),
+        ({"memory": 1599}, "swap_space_bytes must hold at least one KV block, which takes 1600 bytes, got 1599"),
     ],
 )
 def test_refused_swap_space(settings: dict[str, Any], words: str) -> None:

@@ -204,7 +204,7 @@ def test_trace_of_llm(tiny_llama: Path, tmp_path: Path) -> None:
     assert len(lanes(path)[0]) == 2
 
 
-@pytest.mark.parametrize("trace", ["", 3, b"a", True])
+@pytest.mark.parametrize("trace", ["", 3, b"a", True, "a\0b", "\udcff.json"])
 def test_what_is_no_path(make_engine: MakeEngine, trace: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="trace must be the path of a file, got"):
         make_engine(trace=trace)

@@ -152,7 +152,7 @@ def test_chat(tiny_llama: Path, capsys: Capture) -> None:
         (["--system", "s", "x"], "--system needs --chat"),
         (["--device", "cuda", "x"], ""),
         (["--max-model-len", "9999", "x"], "max_model_len must be <= 512, got 9999"),
-        (["x", "y" * 600], "at most max_model_len=512 tokens, got 601"),
+        (["x", "y" * 600], "fewer than max_model_len=512 tokens, got 601"),
         (["--kv-cache-memory-bytes", "100", "x"], "too little"),
         (["-n", "0", "x"], "n must be >= 1, got 0"),
         (["-n", "9", "x"], "n must be <= max_num_seqs=8"),
