@@ -2,7 +2,7 @@
 
 shared    64 requests whose prompts begin with the same 512 tokens and end in tails of their own, with the cache and
           without: seconds until all have their first tokens, and those of the steps that computed prompts
-samples   n=8 samples of one 512-token prompt against 8 requests of that prompt, the cache off: KV blocks at the peak
+samples   n=8 samples of one 512-token prompt against 8 requests of it that share nothing: KV blocks at the peak
 overhead  64 requests that share nothing, with the cache and without, in turns: what a step takes beside the model, as
           a share of a step. The KV cache is full of other prompts, so that every block taken forgets a cached one.
 
@@ -17,13 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from machine import CpuUse, describe_machine, disturbers, wait_until_quiet
+from machine import CpuUse, disturbers, wait_until_quiet
 from prefix_report import format_report, summarise_overhead, summarise_shared
-from script import RESULTS, add_wait_quiet, positive, say, write_json
+from script import RESULTS, add_wait_quiet, describe_run, positive, say, write_json
 from served import Served, SharedModel, serve_at_once
 from workload import NUM_REQUESTS, SEED, TOKEN_IDS, make_workload
 
-import steploop
 from steploop import LLMEngine, SamplingParams
 from steploop.demo.model import find_demo_model
 
@@ -53,17 +52,7 @@ def main(argv: list[str] | None = None) -> int:
                 run = {"part": part, "caching": caching, "repeat": repeat}
                 runs.append({**run, **figures, "cores": cores, "quiet": not disturbers(cores, "")})
                 say(f"{part}, caching {'on' if caching else 'off'}: {figures['duration']:.2f} s")
-    result = {
-        "machine": describe_machine(),
-        "versions": {"steploop": steploop.__version__},
-        "settings": {
-            "model": path.name,  # a name, not where it lies
-            "dtype": args.dtype,
-            "num_threads": args.threads,
-            "num_requests": args.num_requests,
-            "prefix_tokens": args.prefix,
-            "repeats": args.repeats,
-        },
+    result = describe_run(path, args, prefix_tokens=args.prefix) | {
         "shared": summarise_shared([run for run in runs if run["part"] == "shared"]),
         "samples": measure_samples(model, args),
         "overhead": summarise_overhead([run for run in runs if run["part"] == "overhead"]),
@@ -100,13 +89,16 @@ def measure_shared(model: SharedModel, caching: bool, args: argparse.Namespace) 
 
 
 def measure_samples(model: SharedModel, args: argparse.Namespace) -> dict[str, Any]:
-    """KV blocks at the peak; with the cache off, so that only forking can share them."""
+    """KV blocks at the peak: of one request as users have it, and of as many requests that share nothing."""
     prompt = _random_tokens(random.Random(SEED), args.prefix, model)
     peaks = {}
-    for name, num_prompts, n in (("one_request", 1, NUM_SAMPLES), ("requests_alone", NUM_SAMPLES, 1)):
+    for name, num_prompts, n, caching in (
+        ("one_request", 1, NUM_SAMPLES, True),
+        ("requests_alone", NUM_SAMPLES, 1, False),
+    ):
         params = SamplingParams(n=n, seed=1, max_tokens=NUM_SAMPLE_OUTPUT, ignore_eos=True, detokenize=False)
         longest = args.prefix + NUM_SAMPLE_OUTPUT
-        engine = _engine(model, args, longest=longest, max_num_seqs=NUM_SAMPLES, enable_prefix_caching=False)
+        engine = _engine(model, args, longest=longest, max_num_seqs=NUM_SAMPLES, enable_prefix_caching=caching)
         try:
             served = serve_at_once(engine, [prompt] * num_prompts, [params] * num_prompts)
         finally:

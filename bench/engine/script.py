@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from machine import describe_machine
+
+import steploop
+
 RESULTS = Path(__file__).parents[1] / "results"
 POLICIES = ("static", "reserve", "on_demand", "estimate")
 
@@ -29,6 +33,22 @@ def write_json(path: Path, value: Any) -> None:
     """Into a folder that is made if it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def describe_run(model: Path, args: argparse.Namespace, **settings: Any) -> dict[str, Any]:
+    """What every result begins with: the machine, versions, and the settings of a run on a model."""
+    common = {
+        "model": model.name,  # a name, not where it lies
+        "dtype": args.dtype,
+        "num_threads": args.threads,
+        "num_requests": args.num_requests,
+        "repeats": args.repeats,
+    }
+    return {
+        "machine": describe_machine(),
+        "versions": {"steploop": steploop.__version__},
+        "settings": common | settings,
+    }
 
 
 def add_wait_quiet(parser: argparse.ArgumentParser) -> None:

@@ -24,15 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import CpuUse, describe_machine, disturbers, wait_until_quiet
+from machine import CpuUse, disturbers, wait_until_quiet
 from report import spread
-from script import POLICIES, RESULTS, add_wait_quiet, positive, say, write_json
+from script import POLICIES, RESULTS, add_wait_quiet, describe_run, positive, say, write_json
 from served import Served, SharedModel, serve_at_once
 from variance_report import FIGURES, chart, format_tables
 from worker import quantiles
 from workload import MEAN_OUTPUT, SEED, TOKEN_IDS, Request
 
-import steploop
 from steploop import SamplingParams
 from steploop.demo.model import find_demo_model
 
@@ -91,19 +90,13 @@ def main(argv: list[str] | None = None) -> int:
                     run = {**vars(cell), "repeat": repeat, **measure(model, cell, requests, args)}
                     runs.append(run)
                     say(f"cap {cap}, KV {kv_share:g}, {policy}: {run['throughput']:.0f} output tokens/s")
-    result = {
-        "machine": describe_machine(),
-        "versions": {"steploop": steploop.__version__},
-        "settings": {
-            "model": path.name,  # a name, not where it lies
-            "dtype": args.dtype,
-            "num_threads": args.threads,
-            "isa": runs[0]["isa"],
-            "max_num_seqs": args.max_num_seqs,
-            "max_num_batched_tokens": args.max_num_batched_tokens,
-            "num_requests": args.num_requests,
-            "repeats": args.repeats,
-        },
+    result = describe_run(
+        path,
+        args,
+        isa=runs[0]["isa"],
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+    ) | {
         "summary": summarise(runs),
         "outputs_equal": outputs_equal(runs),
         "runs": runs,

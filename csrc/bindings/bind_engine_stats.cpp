@@ -42,6 +42,7 @@ py::dict iteration_dict(const IterationStats& stats, const SchedulerConfig& conf
   dict["used_num_blocks"] = stats.used_num_blocks;
   dict["cached_num_blocks"] = stats.cached_num_blocks;
   dict["tokens_per_block"] = config.blocks.block_size;
+  dict["reused_num_blocks"] = stats.reused_tokens / config.blocks.block_size;
   dict["reused_tokens"] = stats.reused_tokens;
   dict["queried_tokens"] = stats.queried_tokens;
   dict["num_preemptions"] = stats.num_preemptions;

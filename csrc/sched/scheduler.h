@@ -170,6 +170,7 @@ class Scheduler {
 
   // starting.cpp: from the queue into the batch, and how a sequence comes by its blocks
   void start_waiting();
+  bool has_place() const;
   bool can_start(const Sequence& sequence) const;
   int32_t num_start_blocks(const Sequence& sequence) const;
   int64_t num_free_blocks_to_start(const Sequence& sequence, Batch batch) const {
@@ -177,8 +178,12 @@ class Scheduler {
   }
   void start(Sequence& sequence);
   void fork(const Sequence& source, Sequence& sequence);
-  const Sequence* fork_source(const Sequence& sequence) const;
-  bool prompt_is_being_computed(const Sequence& sequence) const;
+  // What other samples of its request have of the prompt of one that was never computed.
+  struct SharedPrompt {
+    const Sequence* holder = nullptr;  // runs, and its cache holds the prompt but perhaps the last token
+    bool is_coming = false;            // nobody has it yet, but one that runs is computing it
+  };
+  SharedPrompt shared_prompt(const Sequence& sequence) const;
   bool take_over_prompt(Sequence& sequence);
   int32_t reuse_prefix(Sequence& sequence);
 

@@ -27,11 +27,8 @@ void Scheduler::start_waiting() {
   int32_t num_prompts = 0;
   if (shares_later)
     for (const Sequence* sequence : running_) num_prompts += is_prompt_in_progress(*sequence);
-  const auto may_start = [this] {  // cheaper than to ask who would be next
-    return static_cast<int32_t>(running_.size()) < max_num_running_ && policy_->is_open() &&
-           (budget_left_ > 0 || policy_->fills_batch_at_once());
-  };
-  while (may_start()) {
+  // What is cheap to ask comes before who would be next.
+  while (has_place() && (budget_left_ > 0 || policy_->fills_batch_at_once())) {
     Sequence* next = waiting_.next();
     if (!next) break;
     if (next->preempted_step == output_.step_id) break;  // it made way for a higher class just now
@@ -44,17 +41,21 @@ void Scheduler::start_waiting() {
   }
 }
 
+bool Scheduler::has_place() const {
+  return static_cast<int32_t>(running_.size()) < max_num_running_ && policy_->is_open();
+}
+
 bool Scheduler::can_start(const Sequence& sequence) const {
-  return static_cast<int32_t>(running_.size()) < max_num_running_ && policy_->is_open() &&
-         num_free_blocks_to_start(sequence, running_) <= block_manager_.num_free();
+  return has_place() && num_free_blocks_to_start(sequence, running_) <= block_manager_.num_free();
 }
 
 // Free blocks that it takes for all its tokens.
 int32_t Scheduler::num_start_blocks(const Sequence& sequence) const {
   const int32_t num_blocks = block_manager_.num_blocks_for(sequence.num_tokens());
+  const SharedPrompt prompt = shared_prompt(sequence);
+  if (prompt.holder) return num_blocks - block_manager_.num_full_blocks(sequence.num_prompt_tokens - 1);
   // Should nobody compute its prompt after all, it does, and finds in the cache what it may by then.
-  if (prompt_is_being_computed(sequence)) return num_blocks;
-  if (fork_source(sequence)) return num_blocks - block_manager_.num_full_blocks(sequence.num_prompt_tokens - 1);
+  if (prompt.is_coming) return num_blocks;
   const PrefixMatch match = block_manager_.match_prefix(reusable_tokens(sequence), sequence.options.cache_key);
   return num_blocks - match.num_blocks + match.num_idle_blocks;
 }
@@ -63,15 +64,10 @@ void Scheduler::start(Sequence& sequence) {
   waiting_.start(sequence);
   const auto after = [](const Sequence* a, const Sequence* b) { return is_before(*a, *b); };
   running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, after), &sequence);
-  if (prompt_is_being_computed(sequence)) {
-    sequence.state = SequenceState::kWaitingForKv;
-    return;
-  }
-  sequence.state = SequenceState::kRunning;
-  if (const Sequence* source = fork_source(sequence)) {
-    fork(*source, sequence);
-    return;
-  }
+  const SharedPrompt prompt = shared_prompt(sequence);
+  if (prompt.holder) return fork(*prompt.holder, sequence);
+  sequence.state = prompt.is_coming ? SequenceState::kWaitingForKv : SequenceState::kRunning;
+  if (prompt.is_coming) return;
   const int32_t num_reused = reuse_prefix(sequence);
   if (sequence.is_swapped_out()) {
     counters_.num_swapped_in_tokens += sequence.num_computed_tokens - num_reused;
@@ -98,29 +94,24 @@ void Scheduler::fork(const Sequence& source, Sequence& sequence) {
   ++counters_.num_forks;
 }
 
-// A running sample of the same request whose cache holds the prompt; null if there is none.
-const Sequence* Scheduler::fork_source(const Sequence& sequence) const {
-  if (!may_take_over_prompt(sequence)) return nullptr;
-  for (const Sequence* other = sequence.next_sample; other != &sequence; other = other->next_sample)
-    if (other->state == SequenceState::kRunning && other->num_written_tokens >= sequence.num_prompt_tokens - 1)
-      return other;
-  return nullptr;
-}
-
-bool Scheduler::prompt_is_being_computed(const Sequence& sequence) const {
-  if (!may_take_over_prompt(sequence) || fork_source(sequence)) return false;
-  for (const Sequence* other = sequence.next_sample; other != &sequence; other = other->next_sample)
-    if (other->state == SequenceState::kRunning) return true;
-  return false;
+Scheduler::SharedPrompt Scheduler::shared_prompt(const Sequence& sequence) const {
+  SharedPrompt prompt;
+  if (!may_take_over_prompt(sequence)) return prompt;
+  for (const Sequence* other = sequence.next_sample; other != &sequence; other = other->next_sample) {
+    if (other->state != SequenceState::kRunning) continue;
+    if (other->num_written_tokens >= sequence.num_prompt_tokens - 1) return {.holder = other};
+    prompt.is_coming = true;
+  }
+  return prompt;
 }
 
 // For one that waits for another sample's prompt: true if it has it now and computes its last token in this step. If
 // nobody is at it any more, it becomes the one that computes it. Either takes blocks, and others may give way.
 bool Scheduler::take_over_prompt(Sequence& sequence) {
-  while (!prompt_is_being_computed(sequence)) {
-    if (const Sequence* source = fork_source(sequence)) {
+  for (SharedPrompt prompt; !(prompt = shared_prompt(sequence)).is_coming;) {
+    if (prompt.holder) {
       if (block_manager_.num_free() >= 1) {
-        fork(*source, sequence);
+        fork(*prompt.holder, sequence);
         return true;
       }
     } else if (block_manager_.grow(sequence.blocks, sequence.num_tokens())) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
+from pathlib import Path
 
 from steploop.errors import InvalidArgumentError, SteploopError
 
@@ -57,3 +58,18 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def check_trace_path(trace: object) -> None:
+    """Whether a trace can be written there; makes the file.
+
+    Raises:
+        InvalidArgumentError: it is no path, or cannot be opened.
+    """
+    if not isinstance(trace, (str, Path)) or not str(trace) or not is_unicode(str(trace)) or "\0" in str(trace):
+        raise InvalidArgumentError(f"trace must be the path of a file, got {trace!r}")
+    try:
+        with open(trace, "ab"):  # the native engine writes it; this tells at once whether it can
+            pass
+    except OSError as error:
+        raise InvalidArgumentError(f"trace file {trace} cannot be opened: {error.strerror}") from None

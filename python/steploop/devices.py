@@ -1,6 +1,10 @@
-"""Whether a device can run what is asked of it, and what its memory holds: the KV cache and the swap space."""
+"""Whether a device can run what is asked of it, what its memory holds, and what torch does there for the engine."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from steploop import _C
 from steploop.config import EngineConfig
@@ -116,3 +120,31 @@ def swap_memory_bytes(device: str, spec: ModelSpec, dtype: str, kv_cache_bytes: 
     if device == "cuda":
         return available_memory_bytes()
     return max(0, total_memory_bytes() - spec.num_parameters() * DTYPES[dtype] - kv_cache_bytes)
+
+
+def torch_matmul() -> int:
+    """The address of torch's matmul: cuBLAS, on CUDA.
+
+    Raises:
+        UnsupportedDeviceError: torch has no CUDA here.
+    """
+    import torch
+
+    import steploop.ops  # noqa: F401  (loads the operators)
+
+    if not torch.cuda.is_available():
+        raise UnsupportedDeviceError(
+            f"batch_invariant=False needs a torch that runs on CUDA, torch {torch.__version__} does not here; leave "
+            "batch_invariant as it is, or install another torch"
+        )
+    return int(torch.ops.steploop_cuda.matmul_address())
+
+
+def torch_stream(native: _C.Engine) -> Callable[[], AbstractContextManager[Any]]:
+    """Within it, torch enqueues on the stream on which the engine's steps run."""
+    import torch
+
+    if not torch.cuda.is_available():  # tests put another matmul in torch's place
+        return nullcontext
+    stream = torch.cuda.ExternalStream(native.cuda_stream(), device=0)
+    return lambda: torch.cuda.stream(stream)

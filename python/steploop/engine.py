@@ -7,22 +7,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from steploop import _C
-from steploop.checks import as_finite, is_unicode
+from steploop.checks import as_finite, check_trace_path
 from steploop.config import EngineConfig
-from steploop.devices import check_device, size_memory
+from steploop.devices import check_device, size_memory, torch_matmul, torch_stream
 from steploop.errors import (
     DuplicateRequestError,
     EngineDeadError,
     InvalidArgumentError,
     InvalidRequestError,
     RequestTooLongError,
-    UnsupportedDeviceError,
 )
 from steploop.interrupts import deferred_interrupts
 from steploop.outputs import RequestOutput
@@ -68,13 +67,13 @@ class LLMEngine:
             raise InvalidArgumentError(f"give an EngineConfig or settings, not both; got {', '.join(settings)} as well")
         self.config = EngineConfig(**settings) if config is None else config
         if trace is not None:
-            _check_trace(trace)
+            check_trace_path(trace)
         checkpoint = open_checkpoint(self.config.model, self.config.revision)
         dtype = resolve_dtype(self.config.dtype, checkpoint, self.config.device)
         kv_cache_dtype = dtype if self.config.kv_cache_dtype == "auto" else self.config.kv_cache_dtype
         # Before the weights are read, so that a setting that cannot be is refused at once.
         check_device(self.config.device, dtype, kv_cache_dtype)
-        matmul = 0 if self.config.batch_invariant else _torch_matmul()
+        matmul = 0 if self.config.batch_invariant else torch_matmul()
         size, num_host_blocks = size_memory(self.config, checkpoint.spec, dtype, kv_cache_dtype)
         self.tokenizer = self._load_tokenizer(checkpoint.tokenizer)
         self.vocab_size = checkpoint.spec.vocab_size
@@ -99,7 +98,7 @@ class LLMEngine:
             trace="" if trace is None else str(trace),
             **native_settings(self.config),
         )
-        self._torch_stream = _torch_stream(self._native) if not self.config.batch_invariant else nullcontext
+        self._torch_stream = torch_stream(self._native) if not self.config.batch_invariant else nullcontext
         self._lock = threading.Lock()  # guards _requests and _num_drains
         self._requests: dict[str, RequestState] = {}
         self._num_drains = 0  # calls of drain() in progress
@@ -401,41 +400,3 @@ class LLMEngine:
         if from_tokenizer is None or not 0 <= from_tokenizer < self.vocab_size:
             return list(from_model)
         return list(dict.fromkeys([*from_model, from_tokenizer]))
-
-
-def _check_trace(trace: object) -> None:
-    if not isinstance(trace, (str, Path)) or not str(trace) or not is_unicode(str(trace)) or "\0" in str(trace):
-        raise InvalidArgumentError(f"trace must be the path of a file, got {trace!r}")
-    try:
-        with open(trace, "ab"):  # the native engine writes it; this tells at once whether it can
-            pass
-    except OSError as error:
-        raise InvalidArgumentError(f"trace file {trace} cannot be opened: {error.strerror}") from None
-
-
-def _torch_matmul() -> int:
-    """The address of torch's matmul: cuBLAS, on CUDA.
-
-    Raises:
-        UnsupportedDeviceError: torch has no CUDA here.
-    """
-    import torch
-
-    import steploop.ops  # noqa: F401  (loads the operators)
-
-    if not torch.cuda.is_available():
-        raise UnsupportedDeviceError(
-            f"batch_invariant=False needs a torch that runs on CUDA, torch {torch.__version__} does not here; leave "
-            "batch_invariant as it is, or install another torch"
-        )
-    return int(torch.ops.steploop_cuda.matmul_address())
-
-
-def _torch_stream(native: _C.Engine) -> Callable[[], AbstractContextManager[Any]]:
-    """Within it, torch enqueues on the stream on which the engine's steps run."""
-    import torch
-
-    if not torch.cuda.is_available():  # tests put another matmul in torch's place
-        return nullcontext
-    stream = torch.cuda.ExternalStream(native.cuda_stream(), device=0)
-    return lambda: torch.cuda.stream(stream)

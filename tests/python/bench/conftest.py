@@ -1,9 +1,13 @@
-"""Makes the scripts of bench/engine importable."""
+"""Makes the scripts of bench/engine importable, and runs them."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,3 +21,23 @@ def bench_engine(monkeypatch: pytest.MonkeyPatch) -> Path:
     for path in BENCH_ENGINE.glob("*.py"):
         monkeypatch.delitem(sys.modules, path.stem, raising=False)
     return BENCH_ENGINE
+
+
+@pytest.fixture
+def run_script(bench_engine: Path, tiny_llama: Path, tmp_path: Path) -> Callable[..., tuple[Any, str, Path]]:
+    """Runs a script on the tiny model however busy the machine; returns its JSON, what it printed, the path."""
+
+    def run(script: str, *arguments: str) -> tuple[Any, str, Path]:
+        output = tmp_path / "results" / "results.json"
+        small = ["--threads", "1", "--wait-quiet", "0", *arguments]
+        done = subprocess.run(
+            [sys.executable, bench_engine / script, "--model", tiny_llama, *small, "--output", output],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        assert str(tiny_llama) not in output.read_text()  # a name, not where it lies
+        return json.loads(output.read_text()), done.stdout, output
+
+    return run

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -97,19 +95,9 @@ def test_tables(bench_engine: Path) -> None:
     assert "NOT quiet in any run of 1 of 8 cells" in format_tables(result | {"summary": noisy})
 
 
-def test_every_policy_on_a_tiny_model(bench_engine: Path, tiny_llama: Path, tmp_path: Path) -> None:
-    small = ["--caps", "4", "40", "--kv-shares", "1", "0.5", "--num-requests", "12", "--max-num-seqs", "4"]
-    small += ["--repeats", "2", "--threads", "1", "--dtype", "float32", "--wait-quiet", "0"]
-    output = tmp_path / "results" / "variance.json"
-    done = subprocess.run(
-        [sys.executable, bench_engine / "variance.py", "--model", tiny_llama, *small, "--output", output],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(output.read_text())
-    assert str(tiny_llama) not in output.read_text()
+def test_every_policy_on_a_tiny_model(run_script: Callable[..., Any]) -> None:
+    arguments = ["--caps", "4", "40", "--kv-shares", "1", "0.5", "--num-requests", "12", "--max-num-seqs", "4"]
+    result, printed, output = run_script("variance.py", *arguments, "--repeats", "2", "--dtype", "float32")
     assert result["outputs_equal"] and len(result["runs"]) == 2 * 2 * 2 * 4 and len(result["summary"]) == 16
     assert [run["policy"] for run in result["runs"][:4]] == ["static", "reserve", "on_demand", "estimate"]
     for run in result["runs"]:
@@ -119,7 +107,7 @@ def test_every_policy_on_a_tiny_model(bench_engine: Path, tiny_llama: Path, tmp_
         assert run["num_preemptions"] == 0 or run["policy"] in ("on_demand", "estimate")
     steps = {(cell["kv_share"], cell["policy"]): cell["mean_occupancy"][0] for cell in result["summary"][8:]}
     assert steps[1.0, "static"] < steps[1.0, "reserve"]
-    assert "| KV for 2 of 4 slots | `on_demand` |" in done.stdout
+    assert "| KV for 2 of 4 slots | `on_demand` |" in printed
 
     svg = ElementTree.parse(output.with_suffix(".svg")).getroot()
     texts = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]

@@ -134,7 +134,7 @@ def test_without_batch_invariance_torch_multiplies(
 ) -> None:
     torch.ops.load_library(str(emulated_device.with_name("libsteploop_emulated_ops.so")))
     # The operator of the emulated device multiplies on the CPU; all else is as on a GPU.
-    monkeypatch.setattr("steploop.engine._torch_matmul", torch.ops.steploop_emulated.matmul_address)
+    monkeypatch.setattr("steploop.engine.torch_matmul", torch.ops.steploop_emulated.matmul_address)
     folder = checkpoints("llama-biases")
     with LLMEngine(model=folder, device="cuda", max_num_seqs=4, batch_invariant=False) as engine:
         engine.add_request("a", list(range(2, 30)), SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
