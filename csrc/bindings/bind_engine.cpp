@@ -127,6 +127,7 @@ constexpr Setting kSettings[] = {
     {"max_num_queued_tokens", set_engine<&EngineConfig::max_num_queued_tokens>},
     {"iteration_stats_capacity", set_engine<&EngineConfig::iteration_stats_capacity>},
     {"trace", set_engine<&EngineConfig::trace_path>},
+    {"profile", set_engine<&EngineConfig::profile>},
     {"matmul", set_matmul},
 };
 
@@ -148,7 +149,7 @@ std::shared_ptr<Engine> make_engine(std::shared_ptr<Model> model, int32_t max_mo
   EngineConfig config;
   config.scheduler.max_model_len = max_model_len;
   config.scheduler.blocks.num_blocks = num_kv_blocks;
-  config.kv_dtype = dtype_from_name(kv_cache_dtype.c_str());
+  config.kv_dtype = kv_dtype_from_name(kv_cache_dtype.c_str());
   for (const auto& [name, value] : settings) set(config, name.cast<std::string>(), value);
   return std::make_shared<Engine>(std::move(model), config);
 }
@@ -161,7 +162,7 @@ int64_t activation_bytes(const ModelConfig& model, const std::string& dtype, con
   config.scheduler.max_num_seqs = max_num_seqs;
   config.scheduler.max_num_batched_tokens = max_num_batched_tokens;
   config.scheduler.blocks.block_size = block_size;
-  config.kv_dtype = dtype_from_name(kv_cache_dtype.c_str());
+  config.kv_dtype = kv_dtype_from_name(kv_cache_dtype.c_str());
   if (!batch_invariant) config.matmul = [](auto...) { return ""; };  // it counts that there is one
   return Engine::activation_bytes(model, dtype_from_name(dtype.c_str()), device_from_name(device.c_str()), config);
 }
@@ -216,6 +217,7 @@ constexpr const char* kEngineDoc =
     "max_num_queued_requests 0, max_num_queued_tokens 0: what may wait to start; 0: no limit\n"
     "iteration_stats_capacity 1024: iterations that iteration_stats() remembers\n"
     "trace '': path of a file to write a Chrome trace to\n"
+    "profile False: whether operations are measured, for profile(); CPU only\n"
     "matmul 0: on CUDA, the address of another library's function to use for linear layers, which gives up batch "
     "invariance (torch.ops.steploop_cuda.matmul_address())\n\n"
     "Raises InvalidArgumentError, also when the pool is smaller than one sequence of max_model_len, the device has too "
@@ -268,7 +270,7 @@ void bind_engine(py::module_& m) {
       .def_static(
           "kv_bytes_per_token",
           [](const ModelConfig& config, const std::string& kv_cache_dtype) {
-            return config.kv_cache_spec(dtype_from_name(kv_cache_dtype.c_str())).bytes_per_token;
+            return config.kv_cache_spec(kv_dtype_from_name(kv_cache_dtype.c_str())).bytes_per_token;
           },
           "config"_a, "kv_cache_dtype"_a, "Bytes of keys and values of one token over all layers.")
       .def(
@@ -298,6 +300,11 @@ void bind_engine(py::module_& m) {
            "What each iteration since the last call did, a dict each, oldest first; the oldest are dropped beyond "
            "iteration_stats_capacity. Latencies are milliseconds, phases microseconds, timestamp seconds on "
            "time.monotonic's clock when the iteration began. Requests are counted by sample, but num_queued_requests.")
+      .def("profile", &take_profile,
+           "What operations took since the last call, of an engine made with profile=True: num_runs, run_us and "
+           "operations, by name a dict of num_calls, num_barriers and, for each thread, working_us and waiting_us (at "
+           "barriers). Waits for a step in progress. Raises InvalidArgumentError without profile=True, "
+           "EngineDeadError.")
       .def("reset_prefix_cache", &Engine::reset_prefix_cache, py::call_guard<py::gil_scoped_release>(),
            "Forgets every cached prefix, between steps. Raises EngineDeadError.")
       .def("close", &Engine::close, py::call_guard<py::gil_scoped_release>(), "Frees all memory. Idempotent.")

@@ -1,4 +1,4 @@
-// Python: an engine's counters and its record of iterations, as dicts.
+// Python: an engine's counters, its record of iterations and its profile, as dicts.
 #include <pybind11/pybind11.h>
 
 #include "bindings/bindings.h"
@@ -12,6 +12,7 @@ namespace steploop {
 namespace {
 
 double milliseconds(double us) { return us * 1e-3; }
+double microseconds(int64_t ns) { return static_cast<double>(ns) * 1e-3; }
 
 py::dict step_dict(const PhaseDurations& durations, int64_t num_prompt_tokens, int64_t num_decode_tokens) {
   return py::dict("schedule_us"_a = durations.schedule_us, "build_us"_a = durations.build_us,
@@ -59,6 +60,18 @@ py::dict iteration_dict(const IterationStats& stats, const SchedulerConfig& conf
   return dict;
 }
 
+py::dict operation_dict(const ExecProfile& profile, size_t operation) {
+  py::list working_us, waiting_us;
+  for (const auto& operations : profile.threads) {
+    const OperationTimes& times = operations[operation];
+    working_us.append(microseconds(times.duration_ns - times.barriers.duration_ns));
+    waiting_us.append(microseconds(times.barriers.duration_ns));
+  }
+  const OperationTimes& of_any = profile.threads.front()[operation];  // all threads make the same calls
+  return py::dict("num_calls"_a = of_any.num_calls, "num_barriers"_a = of_any.barriers.count,
+                  "working_us"_a = working_us, "waiting_us"_a = waiting_us);
+}
+
 }  // namespace
 
 py::dict stats_of(const Engine& engine) {
@@ -73,6 +86,10 @@ py::dict stats_of(const Engine& engine) {
   dict["batch_invariant"] = engine.config().matmul == nullptr;
   dict["num_threads"] = engine.num_threads();
   dict["isa"] = engine.isa();
+  py::dict linear_weights;
+  for (const LinearWeights& weights : engine.linear_weights())
+    linear_weights[weights.kind] = py::dict("format"_a = weights.format, "size_bytes"_a = weights.size_bytes);
+  dict["linear_weights"] = linear_weights;
   dict["trace_error"] = stats.trace_error.empty() ? py::object(py::none()) : py::str(stats.trace_error);
   return dict;
 }
@@ -82,6 +99,18 @@ py::list drain_iteration_stats(Engine& engine) {
   for (const IterationStats& stats : engine.drain_iteration_stats())
     list.append(iteration_dict(stats, engine.config().scheduler));
   return list;
+}
+
+py::dict take_profile(Engine& engine) {
+  ExecProfile profile;
+  {
+    const py::gil_scoped_release release;
+    profile = engine.take_profile();
+  }
+  py::dict operations;
+  for (size_t i = 0; i < kNumOperations; ++i) operations[kOperationNames[i]] = operation_dict(profile, i);
+  return py::dict("num_runs"_a = profile.num_runs, "run_us"_a = microseconds(profile.run_ns),
+                  "operations"_a = operations);
 }
 
 }  // namespace steploop

@@ -47,6 +47,62 @@ TensorView view_of(const std::string& name, const py::object& tensor, Device mod
   return view;
 }
 
+// The data of a contiguous CPU tensor of this dtype and shape.
+const void* data_of(const std::string& name, const py::object& tensor, const char* dtype,
+                    const std::vector<int64_t>& shape) {
+  if (!py::hasattr(tensor, "data_ptr")) throw ModelLoadError(concat(name, " is not a torch.Tensor"));
+  const std::string found = py::cast<std::string>(py::str(tensor.attr("dtype")));
+  if (found != concat("torch.", dtype)) throw ModelLoadError(concat(name, " must be ", dtype, ", got ", found));
+  if (py::cast<std::string>(tensor.attr("device").attr("type")) != "cpu" ||
+      !tensor.attr("is_contiguous")().cast<bool>())
+    throw ModelLoadError(concat(name, " must be contiguous and on the CPU"));
+  if (py::cast<std::vector<int64_t>>(tensor.attr("shape")) != shape)
+    throw ModelLoadError(concat(name, " has shape ", py::cast<std::string>(py::str(tensor.attr("shape"))),
+                                ", which does not fit its codes"));
+  return reinterpret_cast<const void*>(py::cast<uintptr_t>(tensor.attr("data_ptr")()));
+}
+
+QuantizedTensor quantized_view_of(const std::string& name, const py::object& codes, const py::object& scales,
+                                  const py::object& minimums) {
+  if (!py::hasattr(codes, "shape")) throw ModelLoadError(concat(name, " is not a torch.Tensor"));
+  const auto shape = py::cast<std::vector<int64_t>>(codes.attr("shape"));
+  if (shape.size() != 2) throw ModelLoadError(concat(name, " must have 2 dimensions, got ", shape.size()));
+  QuantizedTensor view;
+  view.rows = shape[0];
+  view.columns = shape[1];
+  view.quantization = minimums.is_none() ? Quantization::kInt8 : Quantization::kInt4;
+  if (minimums.is_none()) {
+    view.codes = static_cast<const uint8_t*>(data_of(name, codes, "int8", shape));
+    view.scales = static_cast<const float*>(data_of(name + " scales", scales, "float32", {shape[0]}));
+  } else {
+    const std::vector<int64_t> groups{shape[0], shape[1] / kInt4Group};
+    if (shape[1] % kInt4Group)
+      throw ModelLoadError(concat(name, " must have a multiple of ", kInt4Group, " columns for int4, got ", shape[1]));
+    view.codes = static_cast<const uint8_t*>(data_of(name, codes, "uint8", shape));
+    view.group_scales = static_cast<const uint16_t*>(data_of(name + " scales", scales, "float16", groups));
+    view.group_minimums = static_cast<const uint16_t*>(data_of(name + " minimums", minimums, "float16", groups));
+  }
+  return view;
+}
+
+// "int8" and so on by kind of weight, for the kinds that are quantised.
+LinearQuantization linear_quantization(const std::map<std::string, std::string>& kinds, bool rotated_down) {
+  LinearQuantization quantization;
+  quantization.rotated_down = rotated_down;
+  const std::map<std::string, Quantization*> fields = {{"qkv", &quantization.qkv},
+                                                       {"o", &quantization.o},
+                                                       {"gate_up", &quantization.gate_up},
+                                                       {"down", &quantization.down},
+                                                       {"lm_head", &quantization.lm_head}};
+  for (const auto& [kind, name] : kinds) {
+    const auto field = fields.find(kind);
+    if (field == fields.end())
+      throw InvalidArgumentError(concat("quantization must be given for qkv, o, gate_up, down or lm_head, got ", kind));
+    *field->second = quantization_from_name(name.c_str());
+  }
+  return quantization;
+}
+
 void bind_config(py::module_& m) {
   const ModelConfig defaults;
   py::class_<ModelConfig>(m, "ModelConfig", "The shape of a decoder-only transformer. Sizes are in elements.")
@@ -55,7 +111,8 @@ void bind_config(py::module_& m) {
                        int32_t max_position_embeddings, double rope_theta, const std::string& rope_scaling,
                        double rope_factor, double rope_low_freq_factor, double rope_high_freq_factor,
                        int32_t rope_original_max_position_embeddings, bool qkv_bias, bool o_bias, bool mlp_bias,
-                       bool qk_norm, bool tie_word_embeddings) {
+                       bool qk_norm, bool tie_word_embeddings, const std::map<std::string, std::string>& quantization,
+                       bool rotated_down) {
              ModelConfig config{vocab_size,
                                 hidden_size,
                                 intermediate_size,
@@ -75,7 +132,8 @@ void bind_config(py::module_& m) {
                                 o_bias,
                                 mlp_bias,
                                 qk_norm,
-                                tie_word_embeddings};
+                                tie_word_embeddings,
+                                linear_quantization(quantization, rotated_down)};
              config.validate();
              return config;
            }),
@@ -85,8 +143,11 @@ void bind_config(py::module_& m) {
            "rope_low_freq_factor"_a = defaults.rope_low_freq_factor,
            "rope_high_freq_factor"_a = defaults.rope_high_freq_factor, "rope_original_max_position_embeddings"_a = 0,
            "qkv_bias"_a = false, "o_bias"_a = false, "mlp_bias"_a = false, "qk_norm"_a = false,
-           "tie_word_embeddings"_a = false,
-           "Raises UnsupportedModelError for a shape that cannot run. rope_scaling: default, linear or llama3.")
+           "tie_word_embeddings"_a = false, "quantization"_a = std::map<std::string, std::string>{},
+           "rotated_down"_a = false,
+           "Raises UnsupportedModelError for a shape that cannot run. rope_scaling: default, linear or llama3. "
+           "quantization: int8 or int4 for each of qkv, o, gate_up, down and lm_head that is stored so. rotated_down: "
+           "whether each run of 16 columns of a quantised down was rotated (see steploop.weights).")
       .def_readonly("vocab_size", &ModelConfig::vocab_size)
       .def_readonly("hidden_size", &ModelConfig::hidden_size)
       .def_readonly("intermediate_size", &ModelConfig::intermediate_size)
@@ -132,6 +193,18 @@ void bind_model(py::module_& m) {
           "name"_a, "tensor"_a,
           "Copies a contiguous float32, bfloat16 or float16 CPU torch.Tensor to its place; on CUDA also a tensor of that "
           "device. A name or shape that does not fit is reported by finish_loading.")
+      .def(
+          "load_quantized_weight",
+          [](Model& model, const std::string& name, const py::object& codes, const py::object& scales,
+             const py::object& minimums) {
+            const QuantizedTensor view = quantized_view_of(name, codes, scales, minimums);
+            const py::gil_scoped_release release;
+            model.load_quantized_weight(name, view);
+          },
+          "name"_a, "codes"_a, "scales"_a, "minimums"_a = py::none(),
+          "Copies a weight [out, in] that the configuration says is quantised. int8: codes int8, scales float32 [out]; "
+          "value = scale * code. int4: codes uint8 of 0..15, scales and minimums float16 [out, in / 32]; value = scale "
+          "* code + minimum. Contiguous CPU tensors. Raises ModelLoadError for others.")
       .def("finish_loading", &Model::finish_loading,
            "Raises ModelLoadError naming every missing, unexpected, repeated and mis-shaped tensor.")
       .def_property_readonly("weight_bytes", &Model::weight_bytes)

@@ -11,6 +11,7 @@ pybind11::dict to_dict(const SchedulerStats& stats);
 class Engine;
 pybind11::dict stats_of(const Engine& engine);
 pybind11::list drain_iteration_stats(Engine& engine);
+pybind11::dict take_profile(Engine& engine);
 
 void bind_errors(pybind11::module_& m);
 void bind_sampling(pybind11::module_& m);

@@ -12,6 +12,7 @@ std::string scalar_type_name(ScalarType dtype) {
     case ScalarType::Half: return "float16";
     case ScalarType::Double: return "float64";
     case ScalarType::Byte: return "uint8";
+    case ScalarType::Char: return "int8";
     case ScalarType::Int: return "int32";
     case ScalarType::Long: return "int64";
     default: return torch::headeronly::toString(dtype);

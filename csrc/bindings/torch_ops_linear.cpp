@@ -1,7 +1,10 @@
 // torch.ops.steploop: packing of linear weights, and linear layers with their epilogues.
+#include <cstring>
 #include <memory>
 #include <mutex>
+#include <tuple>
 #include <unordered_map>
+#include <vector>
 
 #include "bindings/torch_ops.h"
 
@@ -93,20 +96,126 @@ Tensor pack_gate_up(const Tensor& gate, const Tensor& up) {
   return PackedWeights::packed_weights().add(std::make_unique<PackedWeight>(std::move(linear), true));
 }
 
+// codes: int8 (minimums absent) or uint8 of 0..15; gate_up: the first half of the rows is the gate, the second the up.
+Tensor pack_quantized_linear(const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& minimums,
+                             const std::optional<Tensor>& bias, bool gate_up) {
+  const OpChecks checks("pack_quantized_linear");
+  const bool int4 = minimums.has_value();
+  checks.tensor("codes", codes, int4 ? ScalarType::Byte : ScalarType::Char, {kAnySize, kAnySize});
+  const int64_t rows = codes.size(0), columns = codes.size(1);
+  checks.require(rows > 0 && columns > 0 && columns % 2 == 0,
+                 "codes must have rows and an even number of columns, got ", rows, " and ", columns);
+  checks.require(!int4 || columns % kInt4Group == 0, "int4 codes must have a multiple of ", kInt4Group,
+                 " columns, got ", columns);
+  checks.require(!gate_up || (rows % 2 == 0 && !bias), "gate and up must have the same rows, and no bias");
+  if (int4) {
+    checks.tensor("scales", scales, ScalarType::Half, {rows, columns / kInt4Group});
+    checks.tensor("minimums", *minimums, ScalarType::Half, {rows, columns / kInt4Group});
+  } else {
+    checks.tensor("scales", scales, ScalarType::Float, {rows});
+  }
+  if (bias) checks.tensor("bias", *bias, ScalarType::Float, {rows});
+  const auto part = [&](int64_t first, int64_t count) {
+    QuantizedTensor view;
+    view.quantization = int4 ? Quantization::kInt4 : Quantization::kInt8;
+    view.rows = count;
+    view.columns = columns;
+    view.codes = static_cast<const uint8_t*>(codes.const_data_ptr()) + first * columns;
+    if (int4) {
+      const int64_t groups = first * (columns / kInt4Group);
+      view.group_scales = static_cast<const uint16_t*>(scales.const_data_ptr()) + groups;
+      view.group_minimums = static_cast<const uint16_t*>(minimums->const_data_ptr()) + groups;
+    } else {
+      view.scales = static_cast<const float*>(scales.const_data_ptr()) + first;
+    }
+    return view;
+  };
+  constexpr int64_t kHalfPanel = PackedLinear::kPanel / 2;
+  PackedLinear linear(gate_up ? 2 * round_up(rows / 2, kHalfPanel) : rows, columns, DType::kFloat32, bias.has_value(),
+                      int4 ? Quantization::kInt4 : Quantization::kInt8);
+  if (gate_up) {
+    linear.pack_quantized(part(0, rows / 2), {0, true});
+    linear.pack_quantized(part(rows / 2, rows / 2), {kHalfPanel, true});
+  } else {
+    linear.pack_quantized(part(0, rows), {});
+  }
+  if (bias) linear.pack_bias(view_of(*bias), {});
+  return PackedWeights::packed_weights().add(std::make_unique<PackedWeight>(std::move(linear), gate_up));
+}
+
+// Memory for rows in 8 bits.
+class QuantizedInput {
+ public:
+  QuantizedInput(int64_t num_rows, int64_t size) {
+    rows_.stride = round_up(size, QuantizedRows::kRowStep);
+    codes_.resize(static_cast<size_t>(num_rows * rows_.stride));
+    scales_.resize(static_cast<size_t>(num_rows));
+    sums_.resize(static_cast<size_t>(num_rows));
+    group_sums_.resize(static_cast<size_t>(num_rows * rows_.stride / kInt4Group));
+    rows_.codes = codes_.data();
+    rows_.scales = scales_.data();
+    rows_.sums = sums_.data();
+    rows_.group_sums = group_sums_.data();
+  }
+  const QuantizedRows& rows() const { return rows_; }
+
+ private:
+  QuantizedRows rows_;
+  std::vector<int8_t> codes_;
+  std::vector<float> scales_, group_sums_;
+  std::vector<int32_t> sums_;
+};
+
+void quantize(const Tensor& x, int64_t num_rows, const QuantizedRows& out, bool rotate = false) {
+  const int64_t size = x.size(x.dim() - 1);
+  const DType dtype = x.scalar_type() == ScalarType::Float ? DType::kFloat32 : DType::kBFloat16;
+  parallel_rows(num_rows, size, [&](int64_t begin, int64_t end) {
+    std::vector<float> scratch(static_cast<size_t>(rotate ? size : 0));
+    op_kernels().quantize_rows({x.const_data_ptr(), dtype, out, static_cast<int32_t>(num_rows),
+                                static_cast<int32_t>(size), rotate, scratch.data()},
+                               begin, end);
+  });
+}
+
+std::tuple<Tensor, Tensor> quantize_rows(const Tensor& x, bool rotate) {
+  const OpChecks checks("quantize_rows");
+  checks.compute_dtype("x", x.scalar_type());
+  checks.require(x.dim() >= 1 && x.size(x.dim() - 1) > 0, "x must have a last dimension of 1 or more");
+  const int64_t num_rows = checks.rows("x", x, x.scalar_type()), size = x.size(x.dim() - 1);
+  checks.require(!rotate || size % 16 == 0, "x must have a multiple of 16 elements a row to be rotated, got ", size);
+  const QuantizedInput input(num_rows, size);
+  quantize(x, num_rows, input.rows(), rotate);
+  Tensor codes = empty_like_rows(x, size, ScalarType::Char), scales = empty_like_rows(x, 1, ScalarType::Float);
+  for (int64_t row = 0; row < num_rows; ++row)
+    std::memcpy(static_cast<int8_t*>(codes.mutable_data_ptr()) + row * size,
+                input.rows().codes + row * input.rows().stride, static_cast<size_t>(size));
+  std::copy_n(input.rows().scales, num_rows, static_cast<float*>(scales.mutable_data_ptr()));
+  return {codes, scales};
+}
+
 const PackedLinear& find_packed(const OpChecks& checks, const Tensor& packed, bool is_gate_up) {
   checks.tensor("packed", packed, ScalarType::Byte, {kAnySize});
   const PackedWeight* weight = PackedWeights::packed_weights().find(packed.const_data_ptr());
   checks.require(weight && weight->is_gate_up == is_gate_up, "packed must be the tensor that ",
-                 is_gate_up ? "pack_gate_up" : "pack_linear", " returned, not a copy of it");
+                 is_gate_up ? "pack_gate_up" : "pack_linear", " or pack_quantized_linear returned, not a copy of it");
   return weight->linear;
 }
 
 void run_linear(const OpChecks& checks, const Tensor& x, const PackedLinear& weight, LinearParams params) {
-  params.num_rows = static_cast<int32_t>(
-      checks.rows("x", x, weight.dtype() == DType::kFloat32 ? ScalarType::Float : ScalarType::BFloat16));
+  const bool quantized = weight.quantization() != Quantization::kNone;
+  if (quantized) checks.compute_dtype("x", x.scalar_type());
+  params.num_rows = static_cast<int32_t>(checks.rows("x", x,
+                                                     quantized                           ? x.scalar_type()
+                                                     : weight.dtype() == DType::kFloat32 ? ScalarType::Float
+                                                                                         : ScalarType::BFloat16));
   checks.require(x.size(x.dim() - 1) == weight.in_features(), "x must have size ", weight.in_features(),
                  " in its last dimension, got ", x.size(x.dim() - 1));
   params.a = x.const_data_ptr();
+  const QuantizedInput input(quantized ? params.num_rows : 0, weight.in_features());
+  if (quantized) {
+    params.quantized = input.rows();
+    quantize(x, params.num_rows, params.quantized);
+  }
   const CpuKernels& kernels = op_kernels();
   // Many rows: each thread takes some of them. Few: each takes some of the weight, which is then read once.
   constexpr int64_t kManyRows = 256, kMinRows = 56;
@@ -154,8 +263,8 @@ Tensor linear_silu_and_mul(const Tensor& x, const Tensor& packed, int64_t size) 
                  "size must be that of the gate that was packed, got ", size);
   checks.require(x.dim() >= 1, "x must have 1 dimension or more, got 0");
   LinearParams params;
-  params.out_dtype = weight.dtype();
-  Tensor out = empty_like_rows(x, size, weight.dtype() == DType::kFloat32 ? ScalarType::Float : ScalarType::BFloat16);
+  Tensor out = empty_like_rows(x, size, x.scalar_type());
+  params.out_dtype = x.scalar_type() == ScalarType::Float ? DType::kFloat32 : DType::kBFloat16;
   params.out = out.mutable_data_ptr();
   params.out_stride = size;
   params.epilogue = Epilogue::kSiluMul;
@@ -168,6 +277,10 @@ Tensor linear_silu_and_mul(const Tensor& x, const Tensor& packed, int64_t size) 
 void define_linear_ops(torch::stable::detail::StableLibrary& library) {
   library.def("pack_linear(Tensor weight, Tensor? bias=None) -> Tensor");
   library.def("pack_gate_up(Tensor gate, Tensor up) -> Tensor");
+  library.def(
+      "pack_quantized_linear(Tensor codes, Tensor scales, Tensor? minimums=None, Tensor? bias=None, "
+      "bool gate_up=False) -> Tensor");
+  library.def("quantize_rows(Tensor x, bool rotate=False) -> (Tensor, Tensor)");
   library.def("linear(Tensor x, Tensor packed, int out_features) -> Tensor");
   library.def("add_linear(Tensor(a!) out, Tensor x, Tensor packed) -> ()");
   library.def("linear_silu_and_mul(Tensor x, Tensor packed, int size) -> Tensor");
@@ -176,6 +289,8 @@ void define_linear_ops(torch::stable::detail::StableLibrary& library) {
 void implement_linear_ops(torch::stable::detail::StableLibrary& library) {
   library.impl("pack_linear", TORCH_BOX(&pack_linear));
   library.impl("pack_gate_up", TORCH_BOX(&pack_gate_up));
+  library.impl("pack_quantized_linear", TORCH_BOX(&pack_quantized_linear));
+  library.impl("quantize_rows", TORCH_BOX(&quantize_rows));
   library.impl("linear", TORCH_BOX(&linear));
   library.impl("add_linear", TORCH_BOX(&add_linear));
   library.impl("linear_silu_and_mul", TORCH_BOX(&linear_silu_and_mul));

@@ -18,6 +18,7 @@ const char* dtype_name(DType dtype) {
     case DType::kFloat32: return "float32";
     case DType::kBFloat16: return "bfloat16";
     case DType::kFloat16: return "float16";
+    case DType::kInt8: return "int8";
   }
   return "?";
 }
@@ -26,6 +27,27 @@ DType dtype_from_name(const char* name) {
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
     if (std::strcmp(name, dtype_name(dtype)) == 0) return dtype;
   throw InvalidArgumentError(concat("dtype must be one of float32, bfloat16, float16, got ", name));
+}
+
+DType kv_dtype_from_name(const char* name) {
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt8})
+    if (std::strcmp(name, dtype_name(dtype)) == 0) return dtype;
+  throw InvalidArgumentError(concat("kv_cache_dtype must be one of float32, bfloat16, float16, int8, got ", name));
+}
+
+const char* quantization_name(Quantization quantization) {
+  switch (quantization) {
+    case Quantization::kNone: return "none";
+    case Quantization::kInt8: return "int8";
+    case Quantization::kInt4: return "int4";
+  }
+  return "?";
+}
+
+Quantization quantization_from_name(const char* name) {
+  for (Quantization quantization : {Quantization::kNone, Quantization::kInt8, Quantization::kInt4})
+    if (std::strcmp(name, quantization_name(quantization)) == 0) return quantization;
+  throw InvalidArgumentError(concat("quantization must be one of none, int8, int4, got ", name));
 }
 
 float fp16_to_float(uint16_t value) {
@@ -64,6 +86,7 @@ float TensorView::element(int64_t index) const {
     case DType::kFloat32: return static_cast<const float*>(data)[index];
     case DType::kBFloat16: return bf16_to_float(static_cast<const bf16*>(data)[index]);
     case DType::kFloat16: return fp16_to_float(static_cast<const uint16_t*>(data)[index]);
+    case DType::kInt8: break;  // never of a weight
   }
   return 0;
 }

@@ -3,7 +3,15 @@
 
 namespace steploop {
 
-bool cpu_has_avx512_bf16();  // AVX-512 F, BW, VL, DQ, BF16 and VNNI, saved by the operating system
+// Instruction sets that the kernels are compiled for, where the operating system saves their registers.
+struct CpuFeatures {
+  bool avx2 = false;         // with FMA and F16C
+  bool avx_vnni = false;     // with those
+  bool avx512_vnni = false;  // AVX-512 F, VL and VNNI, with those
+  bool avx512_bf16 = false;  // with BW, DQ and BF16 as well
+};
+
+CpuFeatures cpu_features();
 
 // Threads worth using: distinct physical cores among the processors this process may run on, at most the cgroup's CPU
 // quota (rounded up), at least 1.

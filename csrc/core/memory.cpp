@@ -1,8 +1,9 @@
-// Buffer: anonymous mappings, aligned to huge pages when large.
+// Buffer: anonymous mappings, aligned to huge pages when large. Arena.
 #include "core/memory.h"
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/errors.h"
@@ -39,7 +40,25 @@ Buffer::Buffer(size_t size_bytes) : size_(size_bytes) {
 }
 
 Buffer::~Buffer() {
-  if (data_) munmap(data_, mapped_);
+  if (mapped_) munmap(data_, mapped_);
+}
+
+Buffer Buffer::view(void* data, size_t size_bytes) {
+  Buffer buffer;
+  buffer.data_ = data;
+  buffer.size_ = size_bytes;
+  return buffer;
+}
+
+Buffer Arena::allocate(size_t size_bytes) {
+  const auto size = static_cast<size_t>(round_up(static_cast<int64_t>(size_bytes), 64));
+  if (chunks_.empty() || size > chunks_.back().size() - used_) {
+    chunks_.emplace_back(std::max(size, kChunkSize));
+    used_ = 0;
+  }
+  Buffer buffer = Buffer::view(chunks_.back().as<char>() + used_, size_bytes);
+  used_ += size;
+  return buffer;
 }
 
 }  // namespace steploop

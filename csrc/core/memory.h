@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <utility>
+#include <vector>
 
 namespace steploop {
 
@@ -11,6 +12,7 @@ class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(size_t size_bytes);  // throws InvalidArgumentError saying how much was asked for
+  static Buffer view(void* data, size_t size_bytes);  // of memory that somebody else keeps
   ~Buffer();
   Buffer(Buffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)),
@@ -35,7 +37,19 @@ class Buffer {
  private:
   void* data_ = nullptr;
   size_t size_ = 0;
-  size_t mapped_ = 0;
+  size_t mapped_ = 0;  // 0: a view
+};
+
+// Buffers that live as long as this, side by side in large chunks: a weight of less than a huge page lies in one, too,
+// which is what reading it at the memory's speed takes.
+class Arena {
+ public:
+  Buffer allocate(size_t size_bytes);  // zeroed, aligned to a cache line
+
+ private:
+  static constexpr size_t kChunkSize = size_t{32} << 20;
+  std::vector<Buffer> chunks_;
+  size_t used_ = 0;  // of the last chunk
 };
 
 }  // namespace steploop

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "core/check.h"
+#include "core/clock.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -38,9 +39,13 @@ int TeamMember::size() const { return team_.size_; }
 
 void TeamMember::barrier() {
   if (team_.size_ == 1) return;
+  const int64_t began_ns = waits_ ? now_ns() : 0;
   const uint64_t all = ++barriers_passed_ * static_cast<uint64_t>(team_.size_);
-  if (team_.arrivals_.fetch_add(1, std::memory_order_acq_rel) + 1 == all) return;
-  spin_until([&] { return team_.arrivals_.load(std::memory_order_acquire) >= all; });
+  if (team_.arrivals_.fetch_add(1, std::memory_order_acq_rel) + 1 != all)
+    spin_until([&] { return team_.arrivals_.load(std::memory_order_acquire) >= all; });
+  if (!waits_) return;
+  ++waits_->count;
+  waits_->duration_ns += now_ns() - began_ns;
 }
 
 ThreadTeam::ThreadTeam(int num_threads) : size_(num_threads), process_id_(getpid()) {

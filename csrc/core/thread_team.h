@@ -13,12 +13,21 @@ namespace steploop {
 
 class ThreadTeam;
 
+// What a member has spent at barriers.
+struct BarrierWaits {
+  int64_t count = 0;
+  int64_t duration_ns = 0;
+};
+
 // One thread's place in the team, handed to the program.
 class TeamMember {
  public:
   int rank() const { return rank_; }
   int size() const;
   void barrier();  // returns when every member has called it; what was written before is visible after
+
+  // From now on to the end of the run, barriers add themselves here.
+  void count_barriers(BarrierWaits& waits) { waits_ = &waits; }
 
   // This member's share of [0, n): contiguous, in rank order.
   int64_t share_begin(int64_t n) const { return n * rank_ / size(); }
@@ -30,6 +39,7 @@ class TeamMember {
   ThreadTeam& team_;
   int rank_;
   uint64_t barriers_passed_ = 0;
+  BarrierWaits* waits_ = nullptr;  // null: nobody counts
 };
 
 // The calling thread is rank 0. Waiting threads spin for a moment, then park: an idle team uses no CPU.

@@ -12,12 +12,27 @@ using SequenceId = int64_t;  // arrival number; never reused within an engine
 
 inline constexpr BlockId kNoBlock = -1;
 
-enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16 };
+enum class DType : uint8_t {
+  kFloat32,
+  kBFloat16,
+  kFloat16,
+  kInt8,  // of a KV cache only: codes, with a scale for each token's key and value of each head
+};
 
-inline constexpr size_t dtype_size(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+inline constexpr size_t dtype_size(DType dtype) { return dtype == DType::kFloat32 ? 4 : dtype == DType::kInt8 ? 1 : 2; }
 
 const char* dtype_name(DType dtype);
-DType dtype_from_name(const char* name);  // throws InvalidArgumentError for an unknown name
+DType dtype_from_name(const char* name);  // of weights; throws InvalidArgumentError for an unknown name
+DType kv_dtype_from_name(const char* name);  // of a KV cache; the same
+
+// How a linear weight is stored, beside its dtype. kInt8: one scale per output; kInt4: codes of 0..15 with a scale and a
+// minimum for each group of kInt4Group inputs. Both are multiplied with inputs quantised per token to 8 bits.
+enum class Quantization : uint8_t { kNone, kInt8, kInt4 };
+
+inline constexpr int64_t kInt4Group = 32;
+
+const char* quantization_name(Quantization quantization);  // "none", "int8", "int4"
+Quantization quantization_from_name(const char* name);  // throws InvalidArgumentError for an unknown name
 
 // Stored bfloat16: the upper 16 bits of a float32.
 using bf16 = uint16_t;

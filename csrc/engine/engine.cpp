@@ -53,11 +53,15 @@ void check_device_settings(const EngineConfig& config, const Model& model) {
   require(config.num_threads >= 0 && config.num_threads <= 1024, "num_threads must be in 0..1024, got ",
           config.num_threads);
   if (model.device() == Device::kCpu)
-    require(config.kv_dtype != DType::kFloat16, "kv_cache_dtype must be float32 or bfloat16, got float16");
+    require(config.kv_dtype != DType::kFloat16, "kv_cache_dtype must be float32, bfloat16 or int8 on the CPU, got ",
+            dtype_name(config.kv_dtype));
+  else if (config.kv_dtype == DType::kInt8)
+    throw UnsupportedDeviceError("kv_cache_dtype int8 is for device cpu; device cuda stores the compute type");
   else
     require(config.kv_dtype == model.dtype(), "kv_cache_dtype must be the model's dtype on CUDA, ",
             dtype_name(model.dtype()), ", got ", dtype_name(config.kv_dtype));
   require(model.device() == Device::kCuda || !config.matmul, "matmul is for device cuda");
+  require(model.device() == Device::kCpu || !config.profile, "profile is for device cpu");
 }
 
 const EngineConfig& validated(const EngineConfig& config, const Model& loaded) {
@@ -94,6 +98,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineConfig& config)
   scheduler_ = std::make_unique<Scheduler>(scheduler);
   num_threads_ = runner_->exec->num_threads();
   isa_ = runner_->exec->isa();
+  linear_weights_ = runner_->model->linear_weights();
   cuda_stream_ = runner_->exec->stream();
   stats_.scheduler = scheduler_->stats();
 }
@@ -126,6 +131,14 @@ void Engine::close() {
   trace_->close();
   stats_.trace_error = trace_->error();
   trace_.reset();
+}
+
+ExecProfile Engine::take_profile() {
+  const std::lock_guard step_lock(step_mutex_);
+  const std::lock_guard lock(inbox_mutex_);
+  check_alive();
+  require(config_.profile, "only an engine made with profile has one");
+  return static_cast<ProfiledExec&>(*runner_->exec).take_profile();
 }
 
 void Engine::reset_prefix_cache() {

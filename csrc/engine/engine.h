@@ -14,6 +14,7 @@
 #include "engine/request.h"
 #include "engine/trace.h"
 #include "exec/exec.h"
+#include "exec/profiled_exec.h"
 #include "model/model.h"
 #include "sched/scheduler.h"
 
@@ -30,6 +31,7 @@ struct EngineConfig {
   int64_t max_num_queued_tokens = 0;        // of their prompts; 0: no limit
   int32_t iteration_stats_capacity = 1024;  // iterations that are remembered until drained; 0: none
   std::string trace_path;                   // of the file to write a trace to; empty: none
+  bool profile = false;                     // whether operations are measured, for take_profile; CPU only
 };
 
 struct EngineStats {
@@ -77,6 +79,9 @@ class Engine {
   int32_t num_unfinished_requests() const;  // accepted and not yet reported as ended
   EngineStats stats() const;
   std::vector<IterationStats> drain_iteration_stats();  // those since the last call, oldest first
+  // Since the last call; waits for a step in progress. Throws InvalidArgumentError without `profile` in the
+  // configuration, EngineDeadError.
+  ExecProfile take_profile();
   void reset_prefix_cache();  // waits for a step in progress; throws EngineDeadError
   void close();  // waits for a step in progress; frees all memory; idempotent
   bool closed() const;
@@ -85,6 +90,7 @@ class Engine {
   const ModelConfig& model_config() const { return model_config_; }
   int num_threads() const { return num_threads_; }
   const std::string& isa() const { return isa_; }
+  const std::vector<LinearWeights>& linear_weights() const { return linear_weights_; }
   void* cuda_stream() const { return cuda_stream_; }  // a cudaStream_t on which steps run; null on the CPU
 
   // Logits after each token of one sequence, [tokens, vocab_size], through the same kernels, cache and chunks as a
@@ -137,6 +143,7 @@ class Engine {
   const ModelConfig model_config_;
   int num_threads_ = 0;
   std::string isa_;
+  std::vector<LinearWeights> linear_weights_;
   void* cuda_stream_ = nullptr;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Runner> runner_;

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "core/check.h"
-#include "engine/clock.h"
+#include "core/clock.h"
 #include "engine/engine.h"
 #include "sample/philox.h"
 

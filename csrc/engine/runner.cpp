@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "engine/clock.h"
+#include "core/clock.h"
 
 namespace steploop {
 
@@ -22,6 +22,7 @@ ExecOptions exec_options(const ModelConfig& model, const EngineConfig& config) {
   options.hidden_size = model.hidden_size;
   options.vocab_size = model.vocab_size;
   options.num_layers = model.num_layers;
+  options.max_in_features = std::max({model.q_size(), model.intermediate_size, model.hidden_size});
   options.max_out_features = std::max({model.qkv_size(), 2 * model.intermediate_size, model.hidden_size});
   options.max_num_batched_tokens = scheduler.max_num_batched_tokens;
   options.max_num_sequences = max_num_running(config);
@@ -45,9 +46,26 @@ Decoder::Limits decoder_limits(const EngineConfig& config) {
           .kv_dtype = config.kv_dtype};
 }
 
+namespace {
+
+std::unique_ptr<Exec> make_runner_exec(const Model& model, const EngineConfig& config) {
+  std::unique_ptr<Exec> exec = make_exec(model.device(), exec_options(model.config(), config));
+  if (!config.profile) return exec;
+  std::unordered_map<const Weight*, Operation> linears{{&model.lm_head(), Operation::kLinearLmHead}};
+  for (const LayerWeights& layer : model.layers()) {
+    linears[layer.qkv.get()] = Operation::kLinearQkv;
+    linears[layer.o.get()] = Operation::kLinearO;
+    linears[layer.gate_up.get()] = Operation::kLinearGateUp;
+    linears[layer.down.get()] = Operation::kLinearDown;
+  }
+  return std::make_unique<ProfiledExec>(std::move(exec), std::move(linears));
+}
+
+}  // namespace
+
 Engine::Runner::Runner(std::shared_ptr<const Model> model_in, const EngineConfig& config)
     : model(std::move(model_in)),
-      exec(make_exec(model->device(), exec_options(model->config(), config))),
+      exec(make_runner_exec(*model, config)),
       decoder(*model, *exec, decoder_limits(config)),
       batch(model->config(), exec->attention_plan_limits(), config.scheduler.max_num_seqs,
             config.scheduler.max_num_batched_tokens, config.scheduler.max_model_len,

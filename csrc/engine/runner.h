@@ -17,7 +17,7 @@ struct Engine::Runner {
   double measure_swap_block_us(const BlockManagerConfig& blocks);
 
   std::shared_ptr<const Model> model;
-  std::unique_ptr<Exec> exec;
+  std::unique_ptr<Exec> exec;  // a ProfiledExec where the configuration says so
   Decoder decoder;
   InputBatch batch;
   std::vector<SampleRow> rows;

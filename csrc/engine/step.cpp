@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "engine/clock.h"
+#include "core/clock.h"
 #include "engine/engine.h"
 #include "engine/runner.h"
 

@@ -25,10 +25,11 @@ constexpr int64_t kCacheLine = 64;  // bytes
 CpuExec::CpuExec(const ExecOptions& options)
     : kernels_(select_cpu_kernels()),
       team_(options.num_threads > 0 ? options.num_threads : default_num_threads()),
-      members_(static_cast<size_t>(team_.size())) {
-  const int32_t rows = AttentionScratch::rows_for(options.num_heads, options.num_kv_heads);
+      members_(static_cast<size_t>(team_.size())),
+      attention_partials_(cpu_attention_plan(team_.size()).max_partial_rows, options.head_dim) {
   for (MemberState& member : members_) {
-    member.attention = AttentionScratch(rows, options.head_dim);
+    member.row = Buffer(static_cast<size_t>(options.max_in_features) * sizeof(float));
+    member.attention = AttentionScratch(options.num_heads, options.num_kv_heads, options.head_dim);
     member.sampler = std::make_unique<SamplerScratch>(options.vocab_size);
   }
 }
@@ -99,6 +100,12 @@ void CpuExec::embedding(TeamMember& member, const Weight& table, const Embedding
   sync(member, params.num_tokens);
 }
 
+void CpuExec::quantize_rows(TeamMember& member, QuantizeRowsParams params) {
+  params.scratch = members_[static_cast<size_t>(member.rank())].row.as<float>();
+  kernels_.quantize_rows(params, member.share_begin(params.num_rows), member.share_end(params.num_rows));
+  sync(member, params.num_rows);
+}
+
 void CpuExec::rms_norm(TeamMember& member, const Weight& weight, RmsNormParams params) {
   params.weight = static_cast<const CpuVectorWeight&>(weight).data();
   kernels_.rms_norm(params, member.share_begin(params.num_rows), member.share_end(params.num_rows));
@@ -127,9 +134,11 @@ void CpuExec::attention(TeamMember& member, const AttentionParams& params) {
   const uint32_t parity = state.num_attention_calls++ % 2;
   // Nobody uses the other counter any more: all members have left the call before, and none is in the next.
   if (member.rank() == 0) next_item_[1 - parity].store(0, std::memory_order_relaxed);
-  std::atomic<int32_t>& next = next_item_[parity];
-  for (int32_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < params.work.num_items;)
-    kernels_.attention(params, params.work.items[i], state.attention);
+  kernels_.attention(params, next_item_[parity], attention_partials_, state.attention);
+  member.barrier();
+  const int64_t num_merges = params.work.num_merges;
+  if (num_merges == 0) return;
+  kernels_.merge_attention(params, attention_partials_, member.share_begin(num_merges), member.share_end(num_merges));
   member.barrier();
 }
 

@@ -29,12 +29,13 @@ class CpuExec final : public Exec {
                             int64_t num_blocks) override;
   KvCacheView make_host_kv_layer(const KvCacheView& layer, int64_t num_blocks) override;
 
-  AttentionPlanLimits attention_plan_limits() const override { return kCpuAttentionPlan; }
+  AttentionPlanLimits attention_plan_limits() const override { return cpu_attention_plan(team_.size()); }
   const ForwardBatch& begin_step(const ForwardBatch& batch, const SampleParams&) override { return batch; }
   void run(FunctionRef<void(TeamMember&)> program) override { team_.run(program); }
 
   void transfer_blocks(TeamMember& member, const TransferParams& params) override;
   void embedding(TeamMember& member, const Weight& table, const EmbeddingParams& params) override;
+  void quantize_rows(TeamMember& member, QuantizeRowsParams params) override;
   void rms_norm(TeamMember& member, const Weight& weight, RmsNormParams params) override;
   void linear(TeamMember& member, const Weight& weight, const LinearParams& params) override;
   void rope_kv_write(TeamMember& member, const Weight* q_norm, const Weight* k_norm, RopeKvWriteParams params) override;
@@ -51,6 +52,7 @@ class CpuExec final : public Exec {
   struct alignas(128) MemberState {
     AttentionScratch attention;
     std::unique_ptr<SamplerScratch> sampler;
+    Buffer row;  // float32 [max_in_features]
     uint32_t num_attention_calls = 0;
   };
 
@@ -58,6 +60,7 @@ class CpuExec final : public Exec {
   ThreadTeam team_;
   std::vector<Buffer> buffers_;
   std::vector<MemberState> members_;
+  AttentionPartials attention_partials_;
   // The next attention item to take: one counter for the call in progress, one being reset for the next call.
   alignas(128) std::atomic<int32_t> next_item_[2] = {0, 0};
 };

@@ -7,15 +7,26 @@
 namespace steploop {
 
 CpuLinearWeight::CpuLinearWeight(const LinearSpec& spec)
-    : packed_(spec.out_features, spec.in_features, spec.dtype, spec.bias) {}
+    : packed_(spec.out_features, spec.in_features, spec.dtype, spec.bias, spec.quantization, spec.arena) {}
+
+namespace {
+
+PackedLinear::Placement placement_of(const WeightPart& part) {
+  if (part.half == WeightPart::Half::kNone) return {part.first_row, false};
+  return {part.half == WeightPart::Half::kGate ? 0 : PackedLinear::kPanel / 2, true};
+}
+
+}  // namespace
 
 void CpuLinearWeight::load(const TensorView& tensor, WeightPart part) {
-  PackedLinear::Placement placement{part.first_row, false};
-  if (part.half != WeightPart::Half::kNone) placement = {part.half == WeightPart::Half::kGate ? 0 : 16, true};
   if (part.bias)
-    packed_.pack_bias(tensor, placement);
+    packed_.pack_bias(tensor, placement_of(part));
   else
-    packed_.pack_weight(tensor, placement);
+    packed_.pack_weight(tensor, placement_of(part));
+}
+
+void CpuLinearWeight::load_quantized(const QuantizedTensor& tensor, WeightPart part) {
+  packed_.pack_quantized(tensor, placement_of(part));
 }
 
 CpuTableWeight::CpuTableWeight(int64_t num_rows, int64_t size, DType dtype)

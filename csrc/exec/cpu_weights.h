@@ -11,6 +11,8 @@ class CpuLinearWeight final : public Weight {
  public:
   explicit CpuLinearWeight(const LinearSpec& spec);
   void load(const TensorView& tensor, WeightPart part) override;
+  void load_quantized(const QuantizedTensor& tensor, WeightPart part) override;
+  Quantization quantization() const override { return packed_.quantization(); }
   int64_t size_bytes() const override { return packed_.size_bytes(); }
   const PackedLinear& packed() const { return packed_; }
 

@@ -36,6 +36,7 @@ void convert(const TensorView& tensor, int64_t begin, int64_t count, DType dtype
       case DType::kFloat32: static_cast<float*>(out)[i] = value; break;
       case DType::kBFloat16: static_cast<bf16*>(out)[i] = float_to_bf16(value); break;
       case DType::kFloat16: static_cast<uint16_t*>(out)[i] = float_to_fp16(value); break;
+      case DType::kInt8: SL_CHECK(false, "no weight is int8"); break;
     }
   }
 }

@@ -1,6 +1,7 @@
 // From a device to its backend.
 #include <cstring>
 
+#include "core/check.h"
 #include "core/errors.h"
 #include "exec/cpu_exec.h"
 #include "exec/cuda_backend.h"
@@ -13,8 +14,14 @@ Device device_from_name(const char* name) {
   throw UnsupportedDeviceError(concat("device must be cpu or cuda, got ", name));
 }
 
+void Weight::load_quantized(const QuantizedTensor&, WeightPart) { SL_CHECK(false, "this weight is not quantised"); }
+
 std::unique_ptr<Weight> make_linear_weight(Device device, const LinearSpec& spec) {
-  return device == Device::kCuda ? cuda_backend().make_linear_weight(spec) : make_cpu_linear_weight(spec);
+  if (device == Device::kCpu) return make_cpu_linear_weight(spec);
+  if (spec.quantization != Quantization::kNone)
+    throw UnsupportedDeviceError(
+        concat("quantization must be none on device cuda, got ", quantization_name(spec.quantization)));
+  return cuda_backend().make_linear_weight(spec);
 }
 
 std::unique_ptr<Weight> make_table_weight(Device device, int64_t num_rows, int64_t size, DType dtype) {

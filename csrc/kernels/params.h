@@ -17,11 +17,45 @@ struct KvCacheView {
   int64_t block_bytes = 0;  // keys and values of all kv heads of this layer
 };
 
+// What queries are in, beside a KV cache of `kv` type.
+inline constexpr DType query_dtype(DType kv) { return kv == DType::kInt8 ? DType::kFloat32 : kv; }
+
 struct EmbeddingParams {
   const TokenId* token_ids = nullptr;  // [num_tokens]
   float* out = nullptr;                // [num_tokens, hidden_size]
   int32_t num_tokens = 0;
   int32_t hidden_size = 0;
+};
+
+// Rows in 8 bits: value = scale * code, code -127..127. A row with a value that is not finite has the scale NaN and codes 0.
+struct QuantizedRows {
+  int8_t* codes = nullptr;       // [num_rows, stride]
+  float* scales = nullptr;       // [num_rows]
+  int32_t* sums = nullptr;       // [num_rows]: of a row's codes
+  float* group_sums = nullptr;   // [num_rows, stride / kInt4Group]: of each group's codes, whole numbers
+  int64_t stride = 0;            // a row's codes, padded with zeros: a multiple of kRowStep
+
+  static constexpr int64_t kRowStep = 64;
+};
+
+// Rotating a row of `size` multiplies it, before it is quantised, by a Hadamard matrix over so many runs of 16 elements:
+// run i of a block becomes the sum of +-run j over the block, divided by the square root of their number. It spreads a
+// single large element over many. The weight's rows are rotated alike when it is loaded, which leaves the product as it
+// was (QuaRot: Ashkboos et al., 2024). 1: nothing to rotate.
+inline constexpr int32_t rotation_runs(int32_t size) {
+  int32_t runs = 1;
+  while (runs < 64 && size % (2 * runs * 16) == 0) runs *= 2;
+  return runs;
+}
+
+struct QuantizeRowsParams {
+  const void* x = nullptr;  // [num_rows, size] of dtype float32 or bfloat16
+  DType dtype = DType::kFloat32;
+  QuantizedRows out{};
+  int32_t num_rows = 0;
+  int32_t size = 0;
+  bool rotate = false;         // the size must be a multiple of 16
+  float* scratch = nullptr;    // [size], the caller's own: for rotating
 };
 
 // out = (x [+ residual]) / rms(x [+ residual]) * weight; with a residual, x is replaced by the sum.
@@ -31,6 +65,7 @@ struct RmsNormParams {
   const float* weight = nullptr;    // [size]
   void* out = nullptr;              // [num_rows, size] of out_dtype
   DType out_dtype = DType::kFloat32;
+  QuantizedRows quantized{};        // with codes: the result goes there instead of to out
   int32_t num_rows = 0;
   int32_t size = 0;
   float eps = 0;
@@ -44,12 +79,13 @@ enum class Epilogue : uint8_t {
 
 // The weight itself (packed, backend-owned) travels beside this.
 struct LinearParams {
-  const void* a = nullptr;      // [num_rows, in_features] of the weight's dtype
+  const void* a = nullptr;      // [num_rows, in_features] of the weight's dtype, unless the weight is quantised
   void* out = nullptr;          // [num_rows, out_features]; float32, or out_dtype for kSiluMul
   int64_t out_stride = 0;
   DType out_dtype = DType::kFloat32;
   int32_t num_rows = 0;
   Epilogue epilogue = Epilogue::kStore;
+  QuantizedRows quantized{};    // the input of a quantised weight, instead of a
 };
 
 // Splits a projected row into heads, normalises q and k (optional), rotates them, writes q out and k, v to the cache.
@@ -62,7 +98,7 @@ struct RopeKvWriteParams {
   const float* q_norm = nullptr;          // [head_dim] or null
   const float* k_norm = nullptr;          // [head_dim] or null
   float norm_eps = 0;
-  void* q = nullptr;                      // [num_tokens, num_heads, head_dim] of kv.dtype
+  void* q = nullptr;                      // [num_tokens, num_heads, head_dim] of query_dtype(kv.dtype)
   KvCacheView kv;
   int32_t num_tokens = 0;
   int32_t num_heads = 0;
@@ -103,7 +139,7 @@ struct AttentionWork {
 };
 
 struct AttentionParams {
-  const void* q = nullptr;                // [num_tokens, num_heads, head_dim] of kv.dtype
+  const void* q = nullptr;                // [num_tokens, num_heads, head_dim] of query_dtype(kv.dtype)
   KvCacheView kv;
   const BlockId* block_tables = nullptr;  // [num_sequences, block_table_stride]
   int64_t block_table_stride = 0;

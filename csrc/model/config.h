@@ -13,6 +13,21 @@ enum class RopeScaling : uint8_t { kDefault, kLinear, kLlama3 };
 const char* rope_scaling_name(RopeScaling scaling);
 RopeScaling rope_scaling_from_name(const char* name);  // throws UnsupportedModelError
 
+// How each kind of linear weight is stored.
+struct LinearQuantization {
+  Quantization qkv = Quantization::kNone;
+  Quantization o = Quantization::kNone;
+  Quantization gate_up = Quantization::kNone;
+  Quantization down = Quantization::kNone;
+  Quantization lm_head = Quantization::kNone;
+  bool rotated_down = false;  // the rows of down are rotated as QuantizeRowsParams describes; so must its input be
+
+  bool any() const {
+    constexpr Quantization kNone = Quantization::kNone;
+    return qkv != kNone || o != kNone || gate_up != kNone || down != kNone || lm_head != kNone;
+  }
+};
+
 struct ModelConfig {
   int32_t vocab_size = 0;
   int32_t hidden_size = 0;
@@ -37,12 +52,16 @@ struct ModelConfig {
   bool qk_norm = false;  // RMSNorm of each query and key head before rotation
   bool tie_word_embeddings = false;
 
+  LinearQuantization quantization{};  // CPU only
+
   int32_t q_size() const { return num_heads * head_dim; }
   int32_t kv_size() const { return num_kv_heads * head_dim; }
   int32_t qkv_size() const { return q_size() + 2 * kv_size(); }
 
   KvCacheSpec kv_cache_spec(DType kv_dtype) const {
-    return {num_layers, int64_t{2} * num_layers * kv_size() * static_cast<int64_t>(dtype_size(kv_dtype)), 0};
+    const int64_t scale_bytes = kv_dtype == DType::kInt8 ? 4 : 0;
+    const int64_t head_bytes = head_dim * static_cast<int64_t>(dtype_size(kv_dtype)) + scale_bytes;
+    return {num_layers, int64_t{2} * num_layers * num_kv_heads * head_bytes, 0};
   }
 
   void validate() const;  // throws UnsupportedModelError that says what must hold and what was given

@@ -1,6 +1,7 @@
 // Decoder: one pass over the layers. Linear layers and norms see packed rows; only attention knows of sequences.
 #include "model/decoder.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -24,9 +25,18 @@ Decoder::Activations Decoder::take_activations(const ModelConfig& config, DType 
   z.x_sampled = floats(samples * hidden);
   z.normed = allocate(tokens * hidden * element);
   z.qkv = floats(tokens * static_cast<size_t>(config.qkv_size()));
-  z.q = allocate(tokens * q_size * dtype_size(limits.kv_dtype));
+  z.q = allocate(tokens * q_size * dtype_size(query_dtype(limits.kv_dtype)));
   z.attended = allocate(tokens * q_size * element);
   z.inner = allocate(tokens * static_cast<size_t>(config.intermediate_size) * element);
+  if (config.quantization.any()) {
+    const int64_t widest = std::max({config.hidden_size, config.q_size(), config.intermediate_size});
+    z.quantized.stride = round_up(widest, QuantizedRows::kRowStep);
+    const auto stride = static_cast<size_t>(z.quantized.stride);
+    z.quantized.codes = static_cast<int8_t*>(allocate(tokens * stride));
+    z.quantized.scales = floats(tokens);
+    z.quantized.sums = static_cast<int32_t*>(allocate(tokens * sizeof(int32_t)));
+    z.quantized.group_sums = floats(tokens * stride / kInt4Group);
+  }
   z.logits = floats(samples * static_cast<size_t>(config.vocab_size));
   return z;
 }
@@ -113,14 +123,15 @@ void Decoder::forward(TeamMember& member, const ForwardBatch& batch) {
   attention_block(member, batch, last);
   if (batch.num_sample_rows == 0) return;
   mlp_block(member, model_.layers()[last], z_.x_sampled, batch.num_sample_rows);
-  norm(member, model_.final_norm(), z_.x_sampled, batch.num_sample_rows);
-  linear(member, model_.lm_head(), z_.normed, z_.logits, config_.vocab_size, batch.num_sample_rows);
+  norm(member, model_.final_norm(), z_.x_sampled, batch.num_sample_rows, model_.lm_head());
+  linear(member, model_.lm_head(), z_.normed, config_.hidden_size, z_.logits, config_.vocab_size,
+         batch.num_sample_rows);
 }
 
 void Decoder::attention_block(TeamMember& member, const ForwardBatch& batch, size_t index) {
   const LayerWeights& layer = model_.layers()[index];
-  norm(member, *layer.input_norm, z_.x, batch.num_tokens);
-  linear(member, *layer.qkv, z_.normed, z_.qkv, config_.qkv_size(), batch.num_tokens);
+  norm(member, *layer.input_norm, z_.x, batch.num_tokens, *layer.qkv);
+  linear(member, *layer.qkv, z_.normed, config_.hidden_size, z_.qkv, config_.qkv_size(), batch.num_tokens);
   RopeKvWriteParams rope;
   rope.qkv = z_.qkv;
   rope.positions = batch.positions;
@@ -154,31 +165,48 @@ void Decoder::attention_block(TeamMember& member, const ForwardBatch& batch, siz
     exec_.gather_rows(member, z_.x, batch.sample_rows, z_.x_sampled, num_rows, config_.hidden_size);
     x = z_.x_sampled;
   }
-  linear(member, *layer.o, z_.attended, x, config_.hidden_size, num_rows, Epilogue::kAdd);
+  quantize(member, *layer.o, z_.attended, config_.q_size(), num_rows);
+  linear(member, *layer.o, z_.attended, config_.q_size(), x, config_.hidden_size, num_rows, Epilogue::kAdd);
   exec_.all_reduce(member, x, int64_t{num_rows} * config_.hidden_size);
 }
 
 void Decoder::mlp_block(TeamMember& member, const LayerWeights& layer, float* x, int32_t num_rows) {
-  norm(member, *layer.post_attention_norm, x, num_rows);
-  linear(member, *layer.gate_up, z_.normed, z_.inner, config_.intermediate_size, num_rows, Epilogue::kSiluMul);
-  linear(member, *layer.down, z_.inner, x, config_.hidden_size, num_rows, Epilogue::kAdd);
-  exec_.all_reduce(member, x, int64_t{num_rows} * config_.hidden_size);
+  const int32_t hidden = config_.hidden_size, inner = config_.intermediate_size;
+  norm(member, *layer.post_attention_norm, x, num_rows, *layer.gate_up);
+  linear(member, *layer.gate_up, z_.normed, hidden, z_.inner, inner, num_rows, Epilogue::kSiluMul);
+  quantize(member, *layer.down, z_.inner, inner, num_rows, config_.quantization.rotated_down);
+  linear(member, *layer.down, z_.inner, inner, x, hidden, num_rows, Epilogue::kAdd);
+  exec_.all_reduce(member, x, int64_t{num_rows} * hidden);
 }
 
-void Decoder::norm(TeamMember& member, const Weight& weight, float* x, int32_t num_rows) {
+void Decoder::norm(TeamMember& member, const Weight& weight, float* x, int32_t num_rows, const Weight& next) {
   RmsNormParams params;
   params.x = x;
   params.out = z_.normed;
   params.out_dtype = dtype_;
+  params.quantized = quantized_input(next, config_.hidden_size);
   params.num_rows = num_rows;
   params.size = config_.hidden_size;
   params.eps = config_.rms_norm_eps;
   exec_.rms_norm(member, weight, params);
 }
 
-void Decoder::linear(TeamMember& member, const Weight& weight, const void* a, void* out, int64_t out_stride,
-                     int32_t num_rows, Epilogue epilogue) {
-  exec_.linear(member, weight, {a, out, out_stride, dtype_, num_rows, epilogue});
+void Decoder::quantize(TeamMember& member, const Weight& weight, const void* a, int32_t size, int32_t num_rows,
+                       bool rotate) {
+  if (weight.quantization() == Quantization::kNone) return;
+  exec_.quantize_rows(member, {a, dtype_, quantized_input(weight, size), num_rows, size, rotate});
+}
+
+void Decoder::linear(TeamMember& member, const Weight& weight, const void* a, int32_t size, void* out,
+                     int64_t out_stride, int32_t num_rows, Epilogue epilogue) {
+  exec_.linear(member, weight, {a, out, out_stride, dtype_, num_rows, epilogue, quantized_input(weight, size)});
+}
+
+QuantizedRows Decoder::quantized_input(const Weight& weight, int32_t size) const {
+  if (weight.quantization() == Quantization::kNone) return {};
+  QuantizedRows rows = z_.quantized;
+  rows.stride = round_up(size, QuantizedRows::kRowStep);
+  return rows;
 }
 
 }  // namespace steploop

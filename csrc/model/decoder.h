@@ -43,9 +43,11 @@ class Decoder {
     float* x_sampled = nullptr;  // [S, hidden]: of the sampled rows, from the last layer's attention on
     void* normed = nullptr;      // [T, hidden] of dtype
     float* qkv = nullptr;        // [T, qkv_size]
-    void* q = nullptr;           // [T, num_heads, head_dim] of the KV dtype
+    void* q = nullptr;           // [T, num_heads, head_dim] of query_dtype(KV dtype)
     void* attended = nullptr;    // [T, num_heads, head_dim] of dtype
     void* inner = nullptr;       // [T, intermediate] of dtype
+    QuantizedRows quantized;     // [T]: the input of the linear layer in progress where its weight is quantised; the
+                                 // stride is that of the widest input
     float* logits = nullptr;     // [S, vocab]
   };
   template <class Allocate>
@@ -53,9 +55,14 @@ class Decoder {
   void make_rope_table(int32_t max_position);
   void attention_block(TeamMember& member, const ForwardBatch& batch, size_t layer);
   void mlp_block(TeamMember& member, const LayerWeights& layer, float* x, int32_t num_rows);
-  void norm(TeamMember& member, const Weight& weight, float* x, int32_t num_rows);
-  void linear(TeamMember& member, const Weight& weight, const void* a, void* out, int64_t out_stride, int32_t num_rows,
-              Epilogue epilogue = Epilogue::kStore);
+  // The norm of x as the linear layer `next` takes it.
+  void norm(TeamMember& member, const Weight& weight, float* x, int32_t num_rows, const Weight& next);
+  // a: [num_rows, size] of dtype, for a weight that may be quantised.
+  void quantize(TeamMember& member, const Weight& weight, const void* a, int32_t size, int32_t num_rows,
+                bool rotate = false);
+  void linear(TeamMember& member, const Weight& weight, const void* a, int32_t size, void* out, int64_t out_stride,
+              int32_t num_rows, Epilogue epilogue = Epilogue::kStore);
+  QuantizedRows quantized_input(const Weight& weight, int32_t size) const;  // without memory if it is not quantised
 
   const Model& model_;
   const ModelConfig& config_;

@@ -22,7 +22,7 @@ Model::Model(const ModelConfig& config, DType dtype, Device device) : config_(co
   if (device == Device::kCuda && dtype == DType::kFloat32)
     throw UnsupportedDeviceError("device cuda computes in bfloat16 or float16, got dtype float32");
   const int64_t vocab = config_.vocab_size, hidden = config_.hidden_size;
-  lm_head_ = make_linear_weight(device, {vocab, hidden, dtype, false});
+  lm_head_ = make_linear_weight(device, {vocab, hidden, dtype, false, config_.quantization.lm_head, &arena_});
   if (config_.tie_word_embeddings) {
     add_target("model.embed_tokens.weight", *lm_head_, {vocab, hidden});
   } else {
@@ -51,8 +51,8 @@ void Model::add_layer(int32_t index) {
     add_target(prefix + name + ".weight", *weight, {size});
     return weight;
   };
-  auto linear = [&](int64_t out, int64_t in, bool bias) {
-    return make_linear_weight(device_, {out, in, dtype_, bias});
+  auto linear = [&](int64_t out, int64_t in, bool bias, Quantization quantization) {
+    return make_linear_weight(device_, {out, in, dtype_, bias, quantization, &arena_});
   };
   auto part = [&](const std::string& name, Weight& weight, int64_t rows, int64_t columns, bool bias, WeightPart where) {
     add_target(prefix + name + ".weight", weight, {rows, columns}, where);
@@ -65,16 +65,16 @@ void Model::add_layer(int32_t index) {
     layer.q_norm = vector("self_attn.q_norm", c.head_dim);
     layer.k_norm = vector("self_attn.k_norm", c.head_dim);
   }
-  layer.qkv = linear(c.qkv_size(), hidden, c.qkv_bias);
+  layer.qkv = linear(c.qkv_size(), hidden, c.qkv_bias, c.quantization.qkv);
   part("self_attn.q_proj", *layer.qkv, q, hidden, c.qkv_bias, {0});
   part("self_attn.k_proj", *layer.qkv, kv, hidden, c.qkv_bias, {q});
   part("self_attn.v_proj", *layer.qkv, kv, hidden, c.qkv_bias, {q + kv});
-  layer.o = linear(hidden, q, c.o_bias);
+  layer.o = linear(hidden, q, c.o_bias, c.quantization.o);
   part("self_attn.o_proj", *layer.o, hidden, q, c.o_bias, {});
-  layer.gate_up = linear(2 * inner, hidden, c.mlp_bias);
+  layer.gate_up = linear(2 * inner, hidden, c.mlp_bias, c.quantization.gate_up);
   part("mlp.gate_proj", *layer.gate_up, inner, hidden, c.mlp_bias, {0, Half::kGate});
   part("mlp.up_proj", *layer.gate_up, inner, hidden, c.mlp_bias, {0, Half::kUp});
-  layer.down = linear(hidden, inner, c.mlp_bias);
+  layer.down = linear(hidden, inner, c.mlp_bias, c.quantization.down);
   part("mlp.down_proj", *layer.down, hidden, inner, c.mlp_bias, {});
 }
 
@@ -87,6 +87,23 @@ int64_t Model::weight_bytes() const {
   return bytes;
 }
 
+std::vector<LinearWeights> Model::linear_weights() const {
+  const auto format_of = [this](const Weight& weight) {
+    const Quantization quantization = weight.quantization();
+    return quantization == Quantization::kNone ? dtype_name(dtype_) : quantization_name(quantization);
+  };
+  const auto of_layers = [&](const char* kind, std::unique_ptr<Weight> LayerWeights::* weight) {
+    LinearWeights weights{kind, format_of(*(layers_.front().*weight)), 0};
+    for (const LayerWeights& layer : layers_) weights.size_bytes += (layer.*weight)->size_bytes();
+    return weights;
+  };
+  return {of_layers("qkv", &LayerWeights::qkv),
+          of_layers("o", &LayerWeights::o),
+          of_layers("gate_up", &LayerWeights::gate_up),
+          of_layers("down", &LayerWeights::down),
+          {"lm_head", format_of(*lm_head_), lm_head_->size_bytes()}};
+}
+
 std::map<std::string, std::vector<int64_t>> Model::expected_weights() const {
   std::map<std::string, std::vector<int64_t>> shapes;
   for (const auto& [name, target] : targets_) shapes.emplace(name, target.shape);
@@ -94,28 +111,49 @@ std::map<std::string, std::vector<int64_t>> Model::expected_weights() const {
 }
 
 void Model::load_weight(const std::string& name, const TensorView& tensor) {
+  const std::vector<int64_t> shape(tensor.shape.begin(), tensor.shape.begin() + tensor.ndim);
+  Target* target = take_target(name, shape);
+  if (!target) return;
+  if (!tensor.is_contiguous()) throw ModelLoadError(concat(name, " must be contiguous"));
+  if (quantization_of(*target) != Quantization::kNone)
+    throw ModelLoadError(concat(name, " must be ", quantization_name(quantization_of(*target)), " codes, got ",
+                                dtype_name(tensor.dtype)));
+  target->weight->load(tensor, target->part);
+  target->loaded = true;
+}
+
+void Model::load_quantized_weight(const std::string& name, const QuantizedTensor& tensor) {
+  Target* target = take_target(name, {tensor.rows, tensor.columns});
+  if (!target) return;
+  if (quantization_of(*target) != tensor.quantization)
+    throw ModelLoadError(concat(name, " must be stored as ", quantization_name(quantization_of(*target)), ", got ",
+                                quantization_name(tensor.quantization)));
+  target->weight->load_quantized(tensor, target->part);
+  target->loaded = true;
+}
+
+Quantization Model::quantization_of(const Target& target) {
+  return target.part.bias ? Quantization::kNone : target.weight->quantization();
+}
+
+Model::Target* Model::take_target(const std::string& name, const std::vector<int64_t>& shape) {
   if (finished_) throw ModelLoadError(concat(name, " came after finish_loading"));
   const auto found = targets_.find(name);
   if (found == targets_.end()) {
     // Some checkpoints store the output layer although it is tied to the embedding.
     if (!(config_.tie_word_embeddings && name == "lm_head.weight")) problems_.push_back("unexpected " + name);
-    return;
+    return nullptr;
   }
   Target& target = found->second;
   if (target.loaded) {
     problems_.push_back("repeated " + name);
-    return;
+    return nullptr;
   }
-  const std::vector<int64_t> shape(tensor.shape.begin(), tensor.shape.begin() + tensor.ndim);
-  if (shape != target.shape) {
-    problems_.push_back(
-        concat("wrong shape of ", name, ": expected ", shape_string(target.shape), ", got ", tensor.shape_string()));
-    target.loaded = true;  // not missing as well
-    return;
-  }
-  if (!tensor.is_contiguous()) throw ModelLoadError(concat(name, " must be contiguous"));
-  target.weight->load(tensor, target.part);
-  target.loaded = true;
+  if (shape == target.shape) return &target;
+  target.loaded = true;  // not missing as well
+  problems_.push_back(
+      concat("wrong shape of ", name, ": expected ", shape_string(target.shape), ", got ", shape_string(shape)));
+  return nullptr;
 }
 
 void Model::finish_loading() {

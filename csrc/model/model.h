@@ -21,6 +21,13 @@ struct LayerWeights {
   std::unique_ptr<Weight> down;
 };
 
+// How the linear weights of one kind are stored, and how much that is over all layers.
+struct LinearWeights {
+  const char* kind;    // "qkv", "o", "gate_up", "down" or "lm_head"
+  const char* format;  // name of a quantization, or of a dtype where there is none
+  int64_t size_bytes;
+};
+
 class Model {
  public:
   // dtype: of the linear weights and what is multiplied with them. Throws UnsupportedDeviceError for one that the device
@@ -31,6 +38,7 @@ class Model {
   DType dtype() const { return dtype_; }
   Device device() const { return device_; }
   int64_t weight_bytes() const;
+  std::vector<LinearWeights> linear_weights() const;
 
   // Checkpoint names (as Hugging Face's Llama has them) and shapes.
   std::map<std::string, std::vector<int64_t>> expected_weights() const;
@@ -38,6 +46,9 @@ class Model {
   // Copies a tensor to its place. A name or shape that does not fit is remembered for finish_loading. One thread at a
   // time. Throws ModelLoadError for a tensor that is not contiguous, and after finish_loading.
   void load_weight(const std::string& name, const TensorView& tensor);
+  // The same for a weight that the configuration says is quantised. Both throw ModelLoadError for one that is not stored
+  // the way the configuration says.
+  void load_quantized_weight(const std::string& name, const QuantizedTensor& tensor);
 
   // Throws ModelLoadError naming every missing, unexpected and mis-shaped tensor. The model runs only after this.
   void finish_loading();
@@ -55,12 +66,15 @@ class Model {
     std::vector<int64_t> shape;
     bool loaded = false;
   };
+  Target* take_target(const std::string& name, const std::vector<int64_t>& shape);  // null: there is a problem
+  static Quantization quantization_of(const Target& target);
   void add_target(const std::string& name, Weight& weight, std::vector<int64_t> shape, WeightPart part = {});
   void add_layer(int32_t index);
 
   ModelConfig config_;
   DType dtype_;
   Device device_;
+  Arena arena_;  // where CPU linear weights are
   std::unique_ptr<Weight> embedding_;  // null when tied
   std::unique_ptr<Weight> lm_head_;
   std::unique_ptr<Weight> final_norm_;

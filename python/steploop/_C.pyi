@@ -383,9 +383,11 @@ class ModelConfig:
         mlp_bias: bool = False,
         qk_norm: bool = False,
         tie_word_embeddings: bool = False,
+        quantization: collections.abc.Mapping[str, str] = {},
+        rotated_down: bool = False,
     ) -> None:
         """
-        Raises UnsupportedModelError for a shape that cannot run. rope_scaling: default, linear or llama3.
+        Raises UnsupportedModelError for a shape that cannot run. rope_scaling: default, linear or llama3. quantization: int8 or int4 for each of qkv, o, gate_up, down and lm_head that is stored so. rotated_down: whether each run of 16 columns of a quantised down was rotated (see steploop.weights).
         """
     @property
     def head_dim(self) -> int: ...
@@ -443,6 +445,12 @@ class Model:
     def finish_loading(self) -> None:
         """
         Raises ModelLoadError naming every missing, unexpected, repeated and mis-shaped tensor.
+        """
+    def load_quantized_weight(
+        self, name: str, codes: typing.Any, scales: typing.Any, minimums: typing.Any = None
+    ) -> None:
+        """
+        Copies a weight [out, in] that the configuration says is quantised. int8: codes int8, scales float32 [out]; value = scale * code. int4: codes uint8 of 0..15, scales and minimums float16 [out, in / 32]; value = scale * code + minimum. Contiguous CPU tensors. Raises ModelLoadError for others.
         """
     def load_weight(self, name: str, tensor: typing.Any) -> None:
         """
@@ -575,6 +583,7 @@ class Engine:
         max_num_queued_requests 0, max_num_queued_tokens 0: what may wait to start; 0: no limit
         iteration_stats_capacity 1024: iterations that iteration_stats() remembers
         trace '': path of a file to write a Chrome trace to
+        profile False: whether operations are measured, for profile(); CPU only
         matmul 0: on CUDA, the address of another library's function to use for linear layers, which gives up batch invariance (torch.ops.steploop_cuda.matmul_address())
 
         Raises InvalidArgumentError, also when the pool is smaller than one sequence of max_model_len, the device has too little memory, or the trace cannot be opened.
@@ -620,6 +629,10 @@ class Engine:
         Test aid: the last step's logits, float32 [sampled rows, vocab_size], in the order of the step.
         """
     def num_unfinished_requests(self) -> int: ...
+    def profile(self) -> dict:
+        """
+        What operations took since the last call, of an engine made with profile=True: num_runs, run_us and operations, by name a dict of num_calls, num_barriers and, for each thread, working_us and waiting_us (at barriers). Waits for a step in progress. Raises InvalidArgumentError without profile=True, EngineDeadError.
+        """
     def reset_prefix_cache(self) -> None:
         """
         Forgets every cached prefix, between steps. Raises EngineDeadError.

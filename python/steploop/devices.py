@@ -29,6 +29,8 @@ def check_device(device: str, dtype: str, kv_cache_dtype: str) -> None:
         _C.cuda_memory()
         if dtype == "float32":
             raise UnsupportedDeviceError("device cuda computes in bfloat16 or float16, got dtype float32")
+        if kv_cache_dtype == "int8":
+            raise UnsupportedDeviceError("kv_cache_dtype int8 is for device cpu; device cuda stores the compute type")
         if kv_cache_dtype != dtype:
             raise InvalidArgumentError(
                 f"kv_cache_dtype must be the compute type on CUDA, {dtype}, got {kv_cache_dtype}"
@@ -37,7 +39,7 @@ def check_device(device: str, dtype: str, kv_cache_dtype: str) -> None:
         if dtype == "float16":
             raise UnsupportedDeviceError("device cpu computes in float32 or bfloat16, got dtype float16")
         if kv_cache_dtype == "float16":
-            raise InvalidArgumentError("kv_cache_dtype must be float32 or bfloat16 on the CPU, got float16")
+            raise InvalidArgumentError("kv_cache_dtype must be auto, float32, bfloat16 or int8 on the CPU, got float16")
     else:
         raise UnsupportedDeviceError(f"device must be cpu or cuda, got {device}")
 

@@ -96,6 +96,7 @@ class LLMEngine:
             eos_token_ids=self._eos_token_ids(checkpoint.generation.eos_token_ids),
             matmul=matmul,
             trace="" if trace is None else str(trace),
+            profile=self.config.profile,
             **native_settings(self.config),
         )
         self._torch_stream = torch_stream(self._native) if not self.config.batch_invariant else nullcontext
@@ -302,6 +303,22 @@ class LLMEngine:
         """
         iterations: list[dict[str, Any]] = self._native.iteration_stats()
         return iterations
+
+    def profile(self) -> dict[str, Any]:
+        """What the operations of a step took since the last call, of an engine made with `profile=True`.
+
+        Returns:
+            "num_runs": steps, and "run_us": how long their forward pass and sampling took, by the thread that calls
+            `step`; "operations": by name, how often it ran ("num_calls"), where the threads met in it ("num_barriers"),
+            and for each thread the microseconds it worked ("working_us") and waited for others ("waiting_us"). What is
+            missing in a thread's sum to `run_us` went by before it started or after it had ended.
+
+        Raises:
+            InvalidArgumentError: the engine was made without `profile=True`.
+            EngineDeadError: the engine is closed, or has failed.
+        """
+        profile: dict[str, Any] = self._native.profile()
+        return profile
 
     def close(self) -> None:
         """Frees the model and the KV cache. May be called again; to add, abort or step then raises EngineDeadError."""

@@ -12,6 +12,13 @@ shape or stride raises `RuntimeError` saying what must hold. Shapes, with `[...]
 - `argmax(logits float32 [..., vocab])` -> int64 [...], ties to the lowest index; -1 for a row with NaN or +inf
 - `pack_linear(weight [out, in], bias float32 [out] or None)`, `pack_gate_up(gate [size, in], up [size, in])` -> uint8:
   the weight in the order the kernels read it. To be handed on as it is: a copy of the tensor cannot be used
+- `pack_quantized_linear(codes [out, in], scales, minimums=None, bias float32 [out] or None, gate_up=False)`: the same
+  for a weight in 8 bits (codes int8, scales float32 [out]: scale * code) or in 4 (codes uint8 of 0..15, scales and
+  minimums float16 [out, in / 32]: scale * code + minimum). gate_up: the first half of the rows is the gate
+- `quantize_rows(x [..., in], rotate=False)` -> int8 [..., in], float32 [..., 1]: what a layer with such a weight makes
+  of its input, which is float32 or bfloat16: the nearest of 255 multiples of each row's largest magnitude / 127.
+  rotate: of its product with a Hadamard matrix over runs of 16 elements, as many as divide them, at most 64, a power of
+  two
 - `linear(x [..., in], packed, out)` -> float32 [..., out]; `add_linear(out float32 [..., out], x, packed)` adds to out
 - `linear_silu_and_mul(x [..., in], packed, size)` -> [..., size] of x's dtype, with a weight from `pack_gate_up`
 - `rope_kv_write(qkv float32 [tokens, (heads + 2 * kv_heads) * head_dim], positions int32 [tokens],
@@ -21,11 +28,13 @@ shape or stride raises `RuntimeError` saying what must hold. Shapes, with `[...]
 - `kv_write(key, value [tokens, kv_heads, head_dim], slot_mapping, kv_cache)` and
   `kv_read(kv_cache, slot_mapping)` -> key, value: plain copies in and out
 - `paged_attention(q [tokens, heads, head_dim], kv_cache, block_tables int32 [sequences, blocks],
-  cu_seqlens_q int32 [sequences + 1], seq_lens int32 [sequences], scale, out_dtype=None)` -> [tokens, heads, head_dim].
-  Causal: the last query token of a sequence is the last of its seq_lens tokens
+  cu_seqlens_q int32 [sequences + 1], seq_lens int32 [sequences], scale, out_dtype=None, target_items=0,
+  max_partial_rows=0)` -> [tokens, heads, head_dim]. Causal: the last query token of a sequence is the last of its
+  seq_lens tokens. The last two arguments say how work is cut up, and change no bit of the result
 
 `out_dtype` is float32 (the default) or bfloat16; so are weights, the cache (see `new_kv_cache`), and what is computed
-with them.
+with them. A cache may be int8 as well, each token's key and value of each head with a scale of its own: 127 times that
+is their largest magnitude. What goes in and out of such a cache, and the queries, are float32.
 
 `torch.ops.steploop_cuda` wants a torch with CUDA and a build of steploop with its CUDA backend. All tensors are on one
 CUDA device unless said otherwise, work goes to torch's current stream, and ids, positions, slots and block tables are
@@ -61,14 +70,20 @@ import torch
 torch.ops.load_library(str(Path(__file__).with_name("libsteploop_ops.so")))
 
 
+KV_SCALE_BYTES = 4
+"""Of a token's key or value of one head, in a KV cache of int8."""
+
+
 def new_kv_cache(
     num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """A KV cache of one layer: [num_blocks, num_kv_heads, 2, block_size, head_dim], zeroed.
 
-    Keys, then values; the order of elements within the last two dimensions belongs to the kernels.
+    Of int8 the last dimension is head_dim + 4, for the scales. The order within the last three dimensions belongs to
+    the kernels.
     """
-    return torch.zeros(num_blocks, num_kv_heads, 2, block_size, head_dim, dtype=dtype)
+    scale_bytes = KV_SCALE_BYTES if dtype == torch.int8 else 0
+    return torch.zeros(num_blocks, num_kv_heads, 2, block_size, head_dim + scale_bytes, dtype=dtype)
 
 
 # What each operator returns, for torch.compile and other tracing: shapes without values.
@@ -106,6 +121,11 @@ def _(logits: torch.Tensor) -> torch.Tensor:
     return logits.new_empty(logits.shape[:-1], dtype=torch.int64)
 
 
+@torch.library.register_fake("steploop::quantize_rows")
+def _(x: torch.Tensor, rotate: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x, dtype=torch.int8), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+
+
 @torch.library.register_fake("steploop::linear")
 def _(x: torch.Tensor, packed: torch.Tensor, out_features: int) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], out_features), dtype=torch.float32)
@@ -121,6 +141,13 @@ def _(x: torch.Tensor, packed: torch.Tensor, size: int) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], size))
 
 
+def _empty_heads(kv_cache: torch.Tensor, num_tokens: int, num_heads: int) -> torch.Tensor:
+    """Queries, keys or values beside a KV cache."""
+    if kv_cache.dtype != torch.int8:
+        return kv_cache.new_empty((num_tokens, num_heads, kv_cache.shape[4]))
+    return kv_cache.new_empty((num_tokens, num_heads, kv_cache.shape[4] - KV_SCALE_BYTES), dtype=torch.float32)
+
+
 @torch.library.register_fake("steploop::rope_kv_write")
 def _(
     qkv: torch.Tensor,
@@ -134,7 +161,7 @@ def _(
     k_norm: torch.Tensor | None = None,
     norm_eps: float = 1e-6,
 ) -> torch.Tensor:
-    return kv_cache.new_empty((qkv.shape[0], num_heads, kv_cache.shape[-1]))
+    return _empty_heads(kv_cache, qkv.shape[0], num_heads)
 
 
 @torch.library.register_fake("steploop::kv_write")
@@ -144,8 +171,8 @@ def _(key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor, kv_cac
 
 @torch.library.register_fake("steploop::kv_read")
 def _(kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (slot_mapping.shape[0], kv_cache.shape[1], kv_cache.shape[4])
-    return kv_cache.new_empty(shape), kv_cache.new_empty(shape)
+    num_tokens, num_kv_heads = slot_mapping.shape[0], kv_cache.shape[1]
+    return _empty_heads(kv_cache, num_tokens, num_kv_heads), _empty_heads(kv_cache, num_tokens, num_kv_heads)
 
 
 @torch.library.register_fake("steploop::paged_attention")
@@ -157,6 +184,8 @@ def _(
     seq_lens: torch.Tensor,
     scale: float,
     out_dtype: torch.dtype | None = None,
+    target_items: int = 0,
+    max_partial_rows: int = 0,
 ) -> torch.Tensor:
     return torch.empty_like(q, dtype=out_dtype or torch.float32)
 

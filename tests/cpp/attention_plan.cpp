@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "core/check.h"
+#include "kernels/cpu/attention_scratch.h"
 
 using namespace steploop;
 
@@ -80,6 +81,16 @@ void check_batch(const Batch& batch, const AttentionPlanLimits& limits, int32_t 
   }
 }
 
+// How evenly two threads share one long context over three kv heads, taking items in order: the larger share of cost.
+double share_of_busier_thread() {
+  AttentionPlanner planner(cpu_attention_plan(2), 9, 3, 1, 1);
+  planner.add({.sequence = 0, .query_row = 0, .out_row = 0, .num_rows = 1, .first_position = 4095});
+  const AttentionWork work = planner.finish();
+  int32_t splits[2] = {0, 0};
+  for (int32_t i = 0; i < work.num_items; ++i) splits[splits[1] < splits[0]] += work.items[i].num_splits;
+  return static_cast<double>(std::max(splits[0], splits[1])) / (splits[0] + splits[1]);
+}
+
 // The most splits of an item that holds a decode.
 int32_t longest_decode(bool with_prompt) {
   const AttentionPlanLimits limits{.item_rows = 64, .small_rows = 16, .target_items = 528, .max_partial_rows = 65536};
@@ -96,18 +107,22 @@ int32_t longest_decode(bool with_prompt) {
 
 int main() {
   std::mt19937 random(1);
-  constexpr AttentionPlanLimits kLimits[] = {
+  const AttentionPlanLimits all_limits[] = {
       {.item_rows = 48},
+      cpu_attention_plan(1),
+      cpu_attention_plan(2),
+      cpu_attention_plan(64),
       {.item_rows = 64, .small_rows = 16, .target_items = 40, .max_partial_rows = 4096},
       {.item_rows = 64, .small_rows = 16, .target_items = 1584, .max_partial_rows = 65536},
       {.item_rows = 64, .small_rows = 0, .target_items = 7, .max_partial_rows = 100},
   };
   int num_batches = 0;
-  for (const AttentionPlanLimits& limits : kLimits) {
+  for (const AttentionPlanLimits& limits : all_limits) {
     for (const int32_t heads : {1, 3, 4, 8, 20}) {
       for (int i = 0; i < 40; ++i, ++num_batches) check_batch(random_batch(random), limits, heads, 1 + i % 4);
     }
   }
+  SL_CHECK(share_of_busier_thread() < 0.51, "three kv heads must not fall 2 to 1");
   SL_CHECK(longest_decode(false) == 1 && longest_decode(true) == 1);
   std::printf("%d random batches planned\n", num_batches);
   return 0;

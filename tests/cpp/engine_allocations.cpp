@@ -43,6 +43,7 @@ int64_t run(const Scenario& scenario) {
   config.scheduler.order = scenario.order;
   config.scheduler.blocks.num_host_blocks = scenario.preemption == PreemptionMode::kRecompute ? 0 : 24;
   config.iteration_stats_capacity = 50;  // fewer than there are: old ones are overwritten
+  config.profile = true;                 // measuring must not allocate either
   Engine engine(make_tiny_model(scenario.dtype), config);
   int64_t counted = 0, steps = 0, tokens = 0;
   for (int wave = 0; wave < 3; ++wave) {

@@ -34,14 +34,30 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.write_line(line)
 
 
+_AVX2 = {"avx2", "fma", "f16c"}
+CPU_ISAS = {
+    "portable": set(),
+    "avx2": _AVX2,
+    "avxvnni": _AVX2 | {"avx_vnni"},
+    "avx512vnni": _AVX2 | {"avx512f", "avx512vl", "avx512_vnni"},
+    "avx512": _AVX2 | {"avx512_bf16", "avx512_vnni"},
+}
+"""Every set of CPU kernels, with the processor's features that it needs."""
+
+
 @pytest.fixture(scope="session")
-def cpu_has_avx512() -> bool:
-    """Whether the processor runs the AVX-512 kernels, as the system says: where it does, they must not refuse."""
+def needs_isa() -> Callable[[str], None]:
+    """Skips the test where the processor lacks an instruction set, as the system says: else its kernels must run."""
     try:
-        features = Path("/proc/cpuinfo").read_text().split()
+        features = set(Path("/proc/cpuinfo").read_text().split())
     except OSError:
-        return False
-    return {"avx512_bf16", "avx512_vnni"} <= set(features)
+        features = set()
+
+    def check(isa: str) -> None:
+        if missing := CPU_ISAS[isa] - features:
+            pytest.skip(f"this processor lacks {', '.join(sorted(missing))}")
+
+    return check
 
 
 @pytest.fixture(scope="session")

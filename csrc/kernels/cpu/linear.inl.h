@@ -9,19 +9,44 @@ namespace steploop::STEPLOOP_ISA {
 // A block of rows stays in L2 while the panels pass over it; each panel is used by all of its tiles.
 inline constexpr int kRowBlock = 112;
 
-struct EpilogueTarget {
+// A linear layer with its input: what all of its tiles have in common.
+struct LinearTask {
+  LinearTask(const PackedLinear& weight_in, const LinearParams& params_in) : weight(weight_in), params(params_in) {
+    if (weight.quantization() == Quantization::kNone) {
+      kind = weight.dtype() == DType::kFloat32 ? TileKind::kFloat32 : TileKind::kBFloat16;
+      a = static_cast<const char*>(params.a);
+      a_stride = weight.num_words() * 4;
+    } else {
+      kind = weight.quantization() == Quantization::kInt8 ? TileKind::kInt8 : TileKind::kInt4;
+      a = reinterpret_cast<const char*>(params.quantized.codes);
+      a_stride = params.quantized.stride;
+    }
+  }
+
+  const PackedLinear& weight;
   const LinearParams& params;
-  const float* bias;
-  int64_t out_features;
+  TileKind kind;
+  const char* a;
+  ptrdiff_t a_stride;  // bytes
 };
 
-// One row of one panel: columns [panel * 32, +32) from the accumulators.
-SL_INLINE void apply_epilogue(const EpilogueTarget& target, int64_t row, int64_t panel, Floats low, Floats high) {
-  const LinearParams& p = target.params;
+// From the accumulators of one row and 16 columns to the product.
+SL_INLINE Floats product(const LinearTask& task, const float* acc, int64_t row, int64_t column) {
+  if (task.kind == TileKind::kInt8) {
+    const QuantizedRows& a = task.params.quantized;
+    const Ints sum = sub(load_ints(reinterpret_cast<const int32_t*>(acc)), splat_int(kInt8Offset * a.sums[row]));
+    return mul(to_floats(sum), mul(load(task.weight.scales() + column), splat(a.scales[row])));
+  }
+  return task.kind == TileKind::kInt4 ? mul(load(acc), splat(task.params.quantized.scales[row])) : load(acc);
+}
+
+// One row of one panel: columns [panel * 32, +32).
+SL_INLINE void apply_epilogue(const LinearTask& task, int64_t row, int64_t panel, Floats low, Floats high) {
+  const LinearParams& p = task.params;
   const int64_t column = panel * PackedLinear::kPanel;
-  if (target.bias) {
-    low = add(low, load(target.bias + column));
-    high = add(high, load(target.bias + column + kLanes));
+  if (const float* bias = task.weight.bias()) {
+    low = add(low, load(bias + column));
+    high = add(high, load(bias + column + kLanes));
   }
   if (p.epilogue == Epilogue::kSiluMul) {
     const Floats value = mul(silu(low), high);
@@ -31,7 +56,7 @@ SL_INLINE void apply_epilogue(const EpilogueTarget& target, int64_t row, int64_t
     return;
   }
   float* out = static_cast<float*>(p.out) + row * p.out_stride + column;
-  const int64_t left = target.out_features - column;
+  const int64_t left = task.weight.out_features() - column;
   if (left >= PackedLinear::kPanel) [[likely]] {
     if (p.epilogue == Epilogue::kAdd) {
       low = add(load(out), low);
@@ -50,82 +75,76 @@ SL_INLINE void apply_epilogue(const EpilogueTarget& target, int64_t row, int64_t
   store_n(out + kLanes, high, n_high);
 }
 
-template <class Dot, int kVectors, Prefetch kPrefetch>
-void linear_tile(int rows, int64_t row, int64_t panel, const PackedLinear& weight, const char* prefetch,
-                 const EpilogueTarget& target) {
-  static_assert(kVectors % 2 == 0);
-  const char* b[kVectors];
-  for (int v = 0; v < kVectors; ++v) b[v] = weight.panel(panel + v / 2) + (v % 2) * 64;
-  const int64_t row_bytes = weight.in_features() * static_cast<int64_t>(sizeof(typename Dot::Element));
+// `rows` rows from `row` on, times vectors / 2 panels from `panel` on.
+inline void linear_tile(const LinearTask& task, int rows, int64_t row, int vectors, int64_t panel, Prefetch kind,
+                        const char* prefetch) {
+  const char* b[8];
+  for (int v = 0; v < vectors; ++v) b[v] = task.weight.panel(panel + v / 2) + (v % 2) * 64;
   alignas(64) float c[kMaxTileVectors * kLanes];
-  TileArgs args{static_cast<const char*>(target.params.a) + row * row_bytes,
-                row_bytes,
+  const ptrdiff_t c_stride = vectors * kLanes;
+  TileArgs args{task.a + row * task.a_stride,
+                task.a_stride,
                 b,
                 PackedLinear::kPanel * 4,
                 1,
-                row_bytes / 4,
+                task.weight.num_words(),
                 c,
-                kVectors * kLanes,
+                c_stride,
                 false,
                 prefetch};
-  run_tile<Dot, kVectors, kPrefetch>(rows, args);
+  if (task.kind == TileKind::kInt4) {
+    const int64_t num_groups = task.a_stride / kInt4Group;
+    args.sums = task.params.quantized.group_sums + row * num_groups;
+    args.sums_stride = num_groups * static_cast<ptrdiff_t>(sizeof(float));
+  }
+  run_tile(task.kind, vectors, rows, args, kind);
   for (int r = 0; r < rows; ++r)
-    for (int v = 0; v < kVectors; v += 2) {
-      const float* acc = c + (r * kVectors + v) * kLanes;
-      apply_epilogue(target, row + r, panel + v / 2, load(acc), load(acc + kLanes));
+    for (int v = 0; v < vectors; v += 2) {
+      const float* acc = c + r * c_stride + v * kLanes;
+      const int64_t column = (panel + v / 2) * PackedLinear::kPanel;
+      apply_epilogue(task, row + r, panel + v / 2, product(task, acc, row + r, column),
+                     product(task, acc + kLanes, row + r, column + kLanes));
     }
 }
 
+// Few rows, a single tile high: the weight passes once, and tiles are as wide as registers allow.
+inline void linear_pass(const LinearTask& task, int rows, int64_t row, int64_t panel_begin, int64_t panel_end) {
+  for (int64_t panel = panel_begin; panel < panel_end;) {
+    int vectors = 8;
+    while (rows > max_tile_rows(task.kind, vectors) || panel + vectors / 2 > panel_end) vectors /= 2;
+    linear_tile(task, rows, row, vectors, panel, Prefetch::kAhead, nullptr);
+    panel += vectors / 2;
+  }
+}
+
 // Rows [row_begin, row_end) times panels [panel_begin, panel_end).
-template <class Dot>
-void linear_of(const PackedLinear& weight, const LinearParams& params, int64_t row_begin, int64_t row_end,
-               int64_t panel_begin, int64_t panel_end) {
-  const EpilogueTarget target{params, weight.bias(), weight.out_features()};
+inline void linear(const PackedLinear& weight, const LinearParams& params, int64_t row_begin, int64_t row_end,
+                   int64_t panel_begin, int64_t panel_end) {
+  const LinearTask task(weight, params);
   const int64_t num_rows = row_end - row_begin;
-  if (num_rows <= 0) return;
   const int64_t num_blocks = ceil_div(num_rows, kRowBlock);
-  const int64_t panel_lines = weight.panel_bytes() / 64, words = panel_lines / 2;
+  const int max_rows = max_tile_rows(task.kind, 2);
+  const int64_t stream_bytes = weight.num_words() * 64;  // that one tile prefetches
   for (int64_t block = 0; block < num_blocks; ++block) {
     const int64_t begin = row_begin + num_rows * block / num_blocks;
     const int rows = static_cast<int>(row_begin + num_rows * (block + 1) / num_blocks - begin);
-    const int num_tiles = (rows + kMaxTileRows - 1) / kMaxTileRows;  // of near-equal height
+    const int num_tiles = (rows + max_rows - 1) / max_rows;  // of near-equal height
+    if (num_tiles == 1) {
+      linear_pass(task, rows, begin, panel_begin, panel_end);
+      continue;
+    }
     const int height = rows / num_tiles, taller = rows % num_tiles;
-    for (int64_t panel = panel_begin; panel < panel_end;) {
-      if (num_tiles == 1) {  // the weight passes once: few rows, wide tiles
-        const int64_t left = panel_end - panel;
-        if (rows <= kMaxTileRows8 && left >= 4) {
-          linear_tile<Dot, 8, Prefetch::kAhead>(rows, begin, panel, weight, nullptr, target);
-          panel += 4;
-        } else if (rows <= kMaxTileRows4 && left >= 2) {
-          linear_tile<Dot, 4, Prefetch::kAhead>(rows, begin, panel, weight, nullptr, target);
-          panel += 2;
-        } else {
-          linear_tile<Dot, 2, Prefetch::kAhead>(rows, begin, panel, weight, nullptr, target);
-          panel += 1;
-        }
-        continue;
-      }
+    for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
       const char* next = weight.panel(panel) + weight.panel_bytes();  // a prefetch past the end is harmless
       int64_t row = begin;
       for (int t = 0; t < num_tiles; ++t) {
         const int tile_rows = height + (t < taller);
-        if (t < 2)  // two tiles fetch one line a word each: together the whole next panel
-          linear_tile<Dot, 2, Prefetch::kStream>(tile_rows, row, panel, weight, next + t * words * 64, target);
-        else
-          linear_tile<Dot, 2, Prefetch::kNone>(tile_rows, row, panel, weight, nullptr, target);
+        // The first two tiles bring the whole next panel near.
+        linear_tile(task, tile_rows, row, 2, panel, Prefetch::kStream, t < 2 ? next + t * stream_bytes : nullptr);
         row += tile_rows;
       }
-      ++panel;
     }
   }
-}
-
-inline void linear(const PackedLinear& weight, const LinearParams& params, int64_t row_begin, int64_t row_end,
-                   int64_t panel_begin, int64_t panel_end) {
-  if (weight.dtype() == DType::kFloat32)
-    linear_of<Float32Dot>(weight, params, row_begin, row_end, panel_begin, panel_end);
-  else
-    linear_of<BFloat16Dot>(weight, params, row_begin, row_end, panel_begin, panel_end);
 }
 
 }  // namespace steploop::STEPLOOP_ISA

@@ -9,24 +9,34 @@
 
 namespace steploop {
 
-// Output columns in panels of 32; within a panel, for each 4-byte word of k (1 float32 or 2 bfloat16), the words of
-// the 32 columns side by side: [out_features / 32][in_features / per_word][32] words. Missing columns are zero.
-// A gate/up pair is interleaved by 16: each panel holds 16 gate and the matching 16 up columns.
+// Output columns in panels of 32. Within a panel, for each 4-byte word of k, the words of the 32 columns side by side: a
+// word is 1 float32, 2 bfloat16, or 4 codes of kInt8, as code + 128 (the instruction multiplies unsigned by signed; the
+// kernel takes 128 times the sum of the inputs off again), padded to whole words.
+// kInt4: for each group of k, 4 times 2 lines of 64 bytes, line i of columns 0-15 beside that of 16-31: the low nibbles
+// of a column's 4 bytes are codes 8i..8i+3, the high ones 8i+4..8i+7; then the 32 scales and the 32 minimums, float16.
+// A gate/up pair is interleaved by 16: each panel holds 16 gate and the matching 16 up columns. Missing columns are zero.
 class PackedLinear {
  public:
   static constexpr int kPanel = 32;
+  static constexpr int64_t kInt4GroupBytes = kPanel * (kInt4Group / 2 + 4);  // of one group in one panel
 
   PackedLinear() = default;
-  PackedLinear(int64_t out_features, int64_t in_features, DType dtype, bool has_bias);
+  // dtype: float32 or bfloat16; of the inputs, too, unless quantised. in_features must be even, and a multiple of
+  // kInt4Group for kInt4: throws UnsupportedModelError.
+  PackedLinear(int64_t out_features, int64_t in_features, DType dtype, bool has_bias,
+               Quantization quantization = Quantization::kNone, Arena* arena = nullptr);
 
   int64_t out_features() const { return out_features_; }
   int64_t in_features() const { return in_features_; }
   DType dtype() const { return dtype_; }
+  Quantization quantization() const { return quantization_; }
   int64_t num_panels() const { return ceil_div(out_features_, kPanel); }
-  int64_t panel_bytes() const { return in_features_ * kPanel * static_cast<int64_t>(dtype_size(dtype_)); }
+  int64_t num_words() const;  // of k, 4 bytes of the inputs each
+  int64_t panel_bytes() const;
   const char* panel(int64_t index) const { return static_cast<const char*>(weights_.data()) + index * panel_bytes(); }
+  const float* scales() const { return static_cast<const float*>(scales_.data()); }  // kInt8: [num_panels * kPanel]
   const float* bias() const { return bias_.size() ? static_cast<const float*>(bias_.data()) : nullptr; }
-  int64_t size_bytes() const { return static_cast<int64_t>(weights_.size() + bias_.size()); }
+  int64_t size_bytes() const { return static_cast<int64_t>(weights_.size() + scales_.size() + bias_.size()); }
 
   // Where row r of a checkpoint tensor goes: out column first + r, or, in the interleaved layout,
   // (r / 16) * 32 + first + r % 16 with first 0 (gate) or 16 (up).
@@ -38,17 +48,26 @@ class PackedLinear {
 
   // weight: [rows, in_features], bias: [rows]; float32, bfloat16 or float16, contiguous.
   void pack_weight(const TensorView& weight, Placement placement);
+  void pack_quantized(const QuantizedTensor& weight, Placement placement);
   void pack_bias(const TensorView& bias, Placement placement);
 
   // Column `index` as float32 [in_features]: an embedding row when input and output embeddings are tied.
   void unpack_column(int64_t index, float* out) const;
 
  private:
+  char* column(int64_t index) const;  // its first word, or its first group's codes
+  void pack_int8_row(const QuantizedTensor& weight, int64_t row, int64_t column_index);
+  void pack_int4_row(const QuantizedTensor& weight, int64_t row, int64_t column_index);
+  void unpack_int8_column(int64_t index, float* out) const;
+  void unpack_int4_column(int64_t index, float* out) const;
+
   int64_t out_features_ = 0;
   int64_t in_features_ = 0;
   DType dtype_ = DType::kFloat32;
+  Quantization quantization_ = Quantization::kNone;
   Buffer weights_;
-  Buffer bias_;  // float32
+  Buffer scales_;  // float32
+  Buffer bias_;    // float32
 };
 
 }  // namespace steploop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,8 +109,15 @@ class ModelSpec:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return self.num_layers * (attention + mlp) + embeddings
 
-    def to_native(self) -> _C.ModelConfig:
+    def to_native(
+        self, linear_formats: Mapping[str, str] | None = None, *, rotated_down: bool = False
+    ) -> _C.ModelConfig:
         """The native counterpart.
+
+        Args:
+            linear_formats: "int8" or "int4" for each kind of linear weight (qkv, o, gate_up, down, lm_head) that is
+                stored so.
+            rotated_down: Whether the rows of down are rotated, and its inputs are to be.
 
         Raises:
             UnsupportedModelError: a shape the native core cannot run, such as an unusual head_dim.
@@ -118,7 +126,7 @@ class ModelSpec:
 
         fields: dict[str, Any] = dict(self.__dict__)
         del fields["architecture"], fields["sliding_window"]
-        return _C.ModelConfig(**fields)
+        return _C.ModelConfig(**fields, quantization=dict(linear_formats or {}), rotated_down=rotated_down)
 
 
 def check_architecture(architecture: str, names: tuple[str, ...] = ARCHITECTURES) -> None:

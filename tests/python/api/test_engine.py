@@ -383,9 +383,12 @@ def test_failing_text_fails_that_request_only(engine: LLMEngine, monkeypatch: py
 
 def test_dtypes(make_engine: MakeEngine) -> None:
     assert make_engine().dtype == "float32"
-    engine = make_engine(dtype="bfloat16", kv_cache_dtype="float32")
-    assert engine.dtype == "bfloat16"
-    assert len(tokens(run(engine, [5, 6, 7]))) == 12
+    for kv_cache_dtype in ("float32", "int8"):
+        engine = make_engine(dtype="bfloat16", kv_cache_dtype=kv_cache_dtype)
+        assert engine.dtype == "bfloat16"
+        assert len(tokens(run(engine, [5, 6, 7]))) == 12
+    with pytest.raises(InvalidArgumentError, match="kv_cache_dtype must be auto, .*int8 on the CPU, got float16"):
+        make_engine(kv_cache_dtype="float16")
 
 
 def test_pool_too_small(make_engine: MakeEngine) -> None:

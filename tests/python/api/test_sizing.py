@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from steploop import EngineConfig, InvalidArgumentError
+from steploop import _C, EngineConfig, InvalidArgumentError
 from steploop.memory import format_bytes
 from steploop.sizing import KvCacheMemory, size_kv_cache, size_swap_space
 from steploop.weights import ModelSpec
@@ -35,6 +35,13 @@ def size(
         ),
     )
     return result.max_model_len, result.num_kv_blocks
+
+
+@pytest.mark.parametrize(("kv_cache_dtype", "expected"), [("float32", 256), ("bfloat16", 128), ("int8", 64 + 4)])
+def test_bytes_of_a_token(kv_cache_dtype: str, expected: int) -> None:
+    model = spec(num_layers=3, num_heads=4, num_kv_heads=2)
+    got = _C.Engine.kv_bytes_per_token(model.to_native(), kv_cache_dtype)
+    assert got == 3 * 2 * 2 * expected  # layers, kv heads, keys and values
 
 
 def test_default_is_enough_for_every_sequence() -> None:

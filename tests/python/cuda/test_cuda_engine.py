@@ -352,6 +352,8 @@ def test_types_and_shapes_that_the_device_lacks(checkpoints: Callable[[str], Pat
         LLMEngine(model=folder, device="cuda", dtype="float32")
     with pytest.raises(InvalidArgumentError, match="kv_cache_dtype must be the compute type on CUDA, bfloat16, got"):
         LLMEngine(model=folder, device="cuda", kv_cache_dtype="float32")
+    with pytest.raises(UnsupportedDeviceError, match="kv_cache_dtype int8 is for device cpu"):
+        LLMEngine(model=folder, device="cuda", kv_cache_dtype="int8")
     with pytest.raises(UnsupportedDeviceError, match="device cpu computes in float32 or bfloat16, got dtype float16"):
         LLMEngine(model=folder, dtype="float16")
     with pytest.raises(UnsupportedDeviceError, match="device must be cpu or cuda, got tpu"):

@@ -15,7 +15,8 @@ from steploop.weights import load_model, open_checkpoint
 
 from .serving import Result, Work, make_engine, random_work, run
 
-ISAS = ["portable", "avx512"]
+TYPES = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "int8")]  # of computation, of the KV cache
+ISAS = ["portable", "avx2", "avxvnni", "avx512vnni", "avx512"]
 
 
 def random_settings(rng: random.Random, longest_sequence: int) -> dict[str, Any]:
@@ -30,11 +31,14 @@ def random_settings(rng: random.Random, longest_sequence: int) -> dict[str, Any]
     }
 
 
-def check(model: Any, work: dict[str, Work], *, longest_sequence: int, alone: int, variants: int) -> int:
+def check(
+    model: Any, work: dict[str, Work], kv_cache_dtype: str, *, longest_sequence: int, alone: int, variants: int
+) -> int:
     """Compares requests alone, with all the others at once, and under random settings. Returns preemptions met."""
     rng = random.Random(11)
-    expected: dict[str, Result] = run(make_engine(model, max_model_len=longest_sequence), work)
-    one_thread = make_engine(model, max_model_len=longest_sequence, num_threads=1)
+    fixed = {"max_model_len": longest_sequence, "kv_cache_dtype": kv_cache_dtype}
+    expected: dict[str, Result] = run(make_engine(model, **fixed), work)
+    one_thread = make_engine(model, **fixed, num_threads=1)
     for key in rng.sample(sorted(work), alone):
         single = run(one_thread, {key: Work(work[key].token_ids, work[key].params)})
         assert single[key].bits() == expected[key].bits(), f"request {key} alone"
@@ -44,29 +48,38 @@ def check(model: Any, work: dict[str, Work], *, longest_sequence: int, alone: in
         if variant == 0:  # sure to run out of blocks: small ones, and just enough for the longest sequence
             settings.update(block_size=8, num_kv_blocks=-(-longest_sequence // 8), max_num_seqs=64)
             settings.update(max_num_batched_tokens=300)
-        results = run(make_engine(model, **settings), work, shuffle_seed=variant)
+        if variant == 1:  # blocks move to the host and back
+            settings.update(num_kv_blocks=-(-longest_sequence // settings["block_size"]), max_num_seqs=64)
+            settings.update(preemption_mode="swap", num_host_blocks=1000)
+        results = run(make_engine(model, **fixed | settings), work, shuffle_seed=variant)
         preemptions += sum(result.num_preemptions for result in results.values())
         for key in work:
             assert results[key].bits() == expected[key].bits(), f"request {key} under {settings}"
     return preemptions
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_real_model(demo_models: Callable[[str], Any], dtype: str, report: Callable[[str], None]) -> None:
+@pytest.mark.parametrize(("dtype", "kv_cache_dtype"), TYPES)
+def test_real_model(
+    demo_models: Callable[[str], Any], dtype: str, kv_cache_dtype: str, report: Callable[[str], None]
+) -> None:
     model = demo_models(dtype)
     work = random_work(model.config.vocab_size, 64, longest=130, outputs=24, seed=1)
-    preemptions = check(model, work, longest_sequence=160, alone=6, variants=3)
-    report(f"batch invariance, {dtype}: {preemptions} preemptions met")
+    preemptions = check(model, work, kv_cache_dtype, longest_sequence=160, alone=6, variants=3)
+    report(f"batch invariance, {dtype} with a KV cache of {kv_cache_dtype}: {preemptions} preemptions met")
     assert preemptions > 0
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "kv_cache_dtype"), TYPES)
 def test_tiny_model_on_every_instruction_set(
-    tiny_llama: Path, isa: str, dtype: str, cpu_has_avx512: bool, monkeypatch: pytest.MonkeyPatch
+    tiny_llama: Path,
+    isa: str,
+    dtype: str,
+    kv_cache_dtype: str,
+    needs_isa: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if isa == "avx512" and not cpu_has_avx512:
-        pytest.skip("needs a processor with AVX-512 BF16 and VNNI")
+    needs_isa(isa)
     monkeypatch.setenv("STEPLOOP_CPU_ISA", isa)
     checkpoint = open_checkpoint(str(tiny_llama), None)
     checkpoint = dataclasses.replace(
@@ -80,4 +93,4 @@ def test_tiny_model_on_every_instruction_set(
     for index, length in enumerate((500, 511, 512, 513, 700)):
         prompt = [rng.randrange(model.config.vocab_size) for _ in range(length)]
         work[f"long-{index}"] = Work(prompt, _C.SamplingParams(temperature=0.0, max_tokens=20, logprobs=0), step=2)
-    assert check(model, work, longest_sequence=720, alone=len(work), variants=12) > 0
+    assert check(model, work, kv_cache_dtype, longest_sequence=720, alone=len(work), variants=12) > 0
