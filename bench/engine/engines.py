@@ -1,12 +1,12 @@
-"""The engines to compare, each in a process of its own that stays loaded and idles while another is measured."""
+"""Engines to measure, each in a process of its own that stays loaded and idles while another is measured."""
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,34 @@ MAX_STDERR_LINES = 30
 class EngineProcess:
     """A worker script, loaded and waiting."""
 
-    def __init__(self, name: str, python: str, settings: dict[str, Any], environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        python: str | Path,
+        settings: dict[str, Any],
+        environment: dict[str, str],
+        *,
+        script: Path | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """Starts it and waits until it is ready.
 
+        Args:
+            name: What to call it.
+            python: Runs the script.
+            settings: Handed to the script.
+            environment: Variables to set for it.
+            script: Default: the one of this name in this folder.
+            timeout: Longest wait for an answer, in seconds; default: for ever.
+
         Raises:
-            RuntimeError: it failed; says what it wrote.
+            RuntimeError: it failed, or did not answer in time; says what it wrote.
         """
         self.name = name
+        self._timeout = timeout
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            [python, str(HERE / f"{name}_worker.py"), json.dumps(settings)],
+            [python, script or HERE / f"{name}_worker.py", json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -72,28 +90,16 @@ class EngineProcess:
 
     def _read_answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], self._timeout)[0]:
+            os.killpg(self.session, signal.SIGKILL)  # or what it answers later would pass for the next answer
+            raise self._failed(f"gave no answer in {self._timeout} s")
         line = self._process.stdout.readline()
         if not line:
-            self._errors.seek(0)
-            lines = self._errors.read().splitlines()[-MAX_STDERR_LINES:]
-            raise RuntimeError("\n".join([f"the {self.name} process ended early; it wrote:", *lines]))
+            raise self._failed("ended early")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-
-def start_steploop(settings: dict[str, Any]) -> EngineProcess:
-    """steploop, in this Python."""
-    return EngineProcess("steploop", sys.executable, settings, {})
-
-
-def start_vllm(python: str, settings: dict[str, Any]) -> EngineProcess:
-    """vLLM, in the Python of an environment that has it; with the settings its documentation gives for speed."""
-    threads = settings["num_threads"]
-    cpus = sorted(os.sched_getaffinity(0))
-    environment = {
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "VLLM_CPU_OMP_THREADS_BIND": "auto" if threads is None else ",".join(map(str, cpus[:threads])),
-        # Its Python must not find this one's packages.
-        "PYTHONPATH": "",
-    }
-    return EngineProcess("vllm", python, settings, environment)
+    def _failed(self, how: str) -> RuntimeError:
+        self._errors.seek(0)
+        lines = self._errors.read().splitlines()[-MAX_STDERR_LINES:]
+        return RuntimeError("\n".join([f"the {self.name} process {how}; it wrote:", *lines]))

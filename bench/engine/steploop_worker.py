@@ -1,4 +1,4 @@
-"""Measures steploop; started by offline.py."""
+"""Measures steploop; started by offline.py and by bench/peers/compare.py."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class Steploop:
     """Steps an LLMEngine by hand, as an application would."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
+        self._quantization = {name: settings[name] for name in ("quantization",) if name in settings}
         self._engine = LLMEngine(
             EngineConfig(
                 model=settings["model"],
@@ -28,6 +29,7 @@ class Steploop:
                 num_threads=settings["num_threads"],
                 scheduling_policy=settings["policy"],
                 enable_prefix_caching=False,  # or every run after the first would find its prompts computed
+                **self._quantization,
             )
         )
 
@@ -37,6 +39,7 @@ class Steploop:
         return {
             "versions": {"steploop": steploop.__version__, "python": platform.python_version()},
             "dtype": self._engine.dtype,
+            **self._quantization,
             "vocab_size": self._engine.vocab_size,
             "isa": stats["isa"],
             "num_threads": stats["num_threads"],

@@ -44,6 +44,7 @@ class RunTimes:
         spans = zip(self.first_token_times, self.last_token_times, lengths, strict=True)
         return {
             "duration": self.duration,
+            "num_requests": len(requests),
             "num_output_tokens": sum(lengths),
             "throughput": sum(lengths) / self.duration,
             **quantiles("ttft", self.first_token_times),

@@ -10,7 +10,8 @@ NUM_REQUESTS = 64
 PROMPT_LENGTHS = (32, 256)
 TOKEN_IDS = (20, 49152)  # past the special tokens of SmolLM2's vocabulary, up to its end
 MEAN_OUTPUT, MIN_OUTPUT, MAX_OUTPUT = 64, 4, 256
-WORKLOADS = ("mixed", "uniform")
+SINGLE_PROMPT_LENGTH = 128
+WORKLOADS = ("mixed", "uniform", "single")
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ def make_workload(
     """The requests of a workload, all of them offered at once.
 
     Args:
-        name: "mixed": output lengths are exponential, as if answers ended where they like; "uniform": all are 64.
+        name: "mixed": output lengths are exponential, as if answers ended where they like; "uniform": all are 64;
+            "single": one request alone, a prompt of 128 tokens and 256 tokens of output.
         num_requests: Only the first so many; at most 64.
         max_output: No output longer than this.
         vocab_size: For a model with fewer token ids: they wrap around.
@@ -44,7 +46,13 @@ def make_workload(
         length = generator.randint(*PROMPT_LENGTHS)
         prompts.append([generator.randrange(*TOKEN_IDS) for _ in range(length)])
     mixed = [round(generator.expovariate(1 / MEAN_OUTPUT)) for _ in range(NUM_REQUESTS)]
-    outputs = [min(MAX_OUTPUT, max(MIN_OUTPUT, n)) for n in mixed] if name == "mixed" else [MEAN_OUTPUT] * NUM_REQUESTS
+    if name == "mixed":
+        outputs = [min(MAX_OUTPUT, max(MIN_OUTPUT, n)) for n in mixed]
+    elif name == "uniform":
+        outputs = [MEAN_OUTPUT] * NUM_REQUESTS
+    else:
+        prompts = [[generator.randrange(*TOKEN_IDS) for _ in range(SINGLE_PROMPT_LENGTH)]]
+        outputs = [MAX_OUTPUT]
     size = vocab_size or TOKEN_IDS[1]
     return [
         Request([token % size for token in prompt], min(max_output, n))

@@ -1,4 +1,4 @@
-"""Makes the scripts of bench/engine importable, and runs them."""
+"""Makes the scripts of bench/engine and bench/peers importable, and runs them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 BENCH_ENGINE = Path(__file__).parents[3] / "bench" / "engine"
+BENCH_PEERS = BENCH_ENGINE.parent / "peers"
 
 
 @pytest.fixture
@@ -21,6 +22,15 @@ def bench_engine(monkeypatch: pytest.MonkeyPatch) -> Path:
     for path in BENCH_ENGINE.glob("*.py"):
         monkeypatch.delitem(sys.modules, path.stem, raising=False)
     return BENCH_ENGINE
+
+
+@pytest.fixture
+def bench_peers(bench_engine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That folder, on the import path together with bench/engine while the test runs."""
+    monkeypatch.syspath_prepend(str(BENCH_PEERS))
+    for path in BENCH_PEERS.glob("*.py"):
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
+    return BENCH_PEERS
 
 
 @pytest.fixture

@@ -20,17 +20,18 @@ def offline(bench_engine: Path, *arguments: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_runs_both_workloads(bench_engine: Path, tiny_llama: Path, tmp_path: Path) -> None:
+def test_runs_all_workloads(bench_engine: Path, tiny_llama: Path, tmp_path: Path) -> None:
     small = ["--num-requests", "4", "--max-output", "8", "--repeats", "2", "--max-num-seqs", "2"]
     output = tmp_path / "results" / "offline.json"
     done = offline(bench_engine, "--model", str(tiny_llama), *small, "--output", str(output))
     assert done.returncode == 0, done.stderr
     assert "mixed: 4 requests" in done.stdout and "uniform: 4 requests, 32 output tokens" in done.stdout
+    assert "single: 1 requests, 8 output tokens" in done.stdout
 
     result = json.loads(output.read_text())
     assert str(tiny_llama) not in output.read_text()
-    assert result["settings"]["max_num_seqs"] == 2 and result["engines"]["steploop"]["num_threads"] == 1
-    assert len(result["runs"]) == 4
+    assert result["settings"]["max_num_seqs"] == 2 and result["engine"]["num_threads"] == 1
+    assert len(result["runs"]) == 6
     for run in result["runs"]:
         assert run["throughput"] == pytest.approx(run["num_output_tokens"] / run["duration"])
         assert 0 < run["ttft_p50"] <= run["ttft_p99"] <= run["duration"]
@@ -38,7 +39,7 @@ def test_runs_both_workloads(bench_engine: Path, tiny_llama: Path, tmp_path: Pat
         assert 0.5 <= run["mean_occupancy"] <= 1
         assert 0 <= run["kv_tail_waste"] < 0.5
         assert set(run["cores"]) == {"steploop", "others", "stolen"}
-    assert result["summary"]["uniform"]["steploop"]["num_output_tokens"] == [32, 32, 32]
+    assert result["summary"]["uniform"]["num_output_tokens"] == [32, 32, 32]
 
 
 def test_static_policy(bench_engine: Path, tiny_llama: Path) -> None:
@@ -49,7 +50,15 @@ def test_static_policy(bench_engine: Path, tiny_llama: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["settings"]["policy"] == "static"
-    assert result["engines"]["steploop"]["dtype"] == "float32"
+    assert result["engine"]["dtype"] == "float32"
+
+
+def test_a_mute_engine_is_ended(bench_engine: Path, tmp_path: Path) -> None:
+    from engines import EngineProcess
+
+    (tmp_path / "mute.py").write_text("import sys, time; print('asleep', file=sys.stderr, flush=True); time.sleep(600)")
+    with pytest.raises(RuntimeError, match="the mute process gave no answer in 0.5 s; it wrote:\nasleep"):
+        EngineProcess("mute", sys.executable, {}, {}, script=tmp_path / "mute.py", timeout=0.5)
 
 
 def test_says_what_an_engine_died_of(bench_engine: Path, tmp_path: Path) -> None:
@@ -58,41 +67,24 @@ def test_says_what_an_engine_died_of(bench_engine: Path, tmp_path: Path) -> None
     assert "the steploop process ended early" in done.stderr and "has no config.json" in done.stderr
 
 
-def run_of(engine: str, repeat: int, throughput: float, **cores: float) -> dict[str, Any]:
+def run_of(engine: str, repeat: int, **cores: float) -> dict[str, Any]:
     return {
         "engine": engine,
         "workload": "mixed",
         "repeat": repeat,
-        "duration": 1.0,
-        "num_output_tokens": 100,
-        "throughput": throughput,
-        "first_token_ids": [1, 2, 3 if engine == "steploop" else 4],
-        "cores": {"steploop": 0.0, "vllm": 0.0, "others": 0.01, "stolen": 0.0} | cores,
+        "cores": {"steploop": 0.0, "peer": 0.0, "others": 0.01, "stolen": 0.0} | cores,
     }
-
-
-def test_ratio_is_the_median_over_pairs(bench_engine: Path) -> None:
-    from report import summarise
-
-    runs = []
-    for repeat, (ours, theirs) in enumerate([(300, 200), (200, 200), (260, 200)]):
-        runs += [run_of("steploop", repeat, ours), run_of("vllm", repeat, theirs)]
-    summary = summarise(runs)["mixed"]
-    assert summary["ratio"] == {"pairs": [1.5, 1.0, 1.3], "median": 1.3, "first_tokens_equal": 2, "num_requests": 3}
-    assert summary["steploop"]["throughput"] == [260, 200, 300]
 
 
 def test_notes_who_disturbed_a_run(bench_engine: Path) -> None:
     from report import disturbances
 
-    quiet = run_of("steploop", 0, 300, steploop=1.9)
+    quiet = run_of("steploop", 0, steploop=1.9)
     assert disturbances([quiet]) == []
-    assert disturbances([quiet, run_of("steploop", 1, 300, steploop=1.9, vllm=0.5, others=0.02)]) == [
-        "mixed, steploop, run 2: vllm used 0.50 cores"
+    assert disturbances([quiet, run_of("steploop", 1, steploop=1.9, peer=0.5, others=0.02)]) == [
+        "mixed, steploop, run 2: peer used 0.50 cores"
     ]
-    assert disturbances([run_of("vllm", 0, 300, vllm=1.9, others=1.2)]) == [
-        "mixed, vllm, run 1: others used 1.20 cores"
-    ]
+    assert disturbances([run_of("peer", 0, peer=1.9, others=1.2)]) == ["mixed, peer, run 1: others used 1.20 cores"]
 
 
 def test_processor_time_is_told_apart(bench_engine: Path) -> None:

@@ -11,6 +11,8 @@ def test_token_totals(bench_engine: Path) -> None:
     from workload import make_workload
 
     mixed, uniform = make_workload("mixed"), make_workload("uniform")
+    [single] = make_workload("single")
+    assert (len(single.prompt_token_ids), single.num_output_tokens) == (128, 256)
     assert len(mixed) == len(uniform) == 64
     assert sum(len(request.prompt_token_ids) for request in mixed) == 8771
     assert sum(request.num_output_tokens for request in mixed) == 3782
@@ -42,7 +44,7 @@ def test_smaller_workloads_are_parts_of_the_whole(bench_engine: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "steady"}, "workload must be one of mixed, uniform, got 'steady'"),
+        ({"name": "steady"}, "workload must be one of mixed, uniform, single, got 'steady'"),
         ({"name": "mixed", "num_requests": 65}, "num_requests must be in 1..64, got 65"),
         ({"name": "mixed", "max_output": 0}, "max_output must be >= 1, got 0"),
     ],

@@ -1,4 +1,4 @@
-"""Measures vLLM's CPU build; started by offline.py with vLLM's own Python. Needs nothing of steploop."""
+"""Measures vLLM's CPU build; started by compare.py. Needs nothing of steploop."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ DEFAULT_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
 }
 for name, value in DEFAULT_ENVIRONMENT.items():
     os.environ.setdefault(name, value)
@@ -27,6 +28,8 @@ class Vllm:
     """Hands everything to LLM.generate, which is vLLM's own way of serving a batch offline."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
+        cpus = sorted(os.sched_getaffinity(0))[: settings["num_threads"]]
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cpus))
         from vllm import LLM
 
         self._llm = LLM(
