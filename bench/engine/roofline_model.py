@@ -26,7 +26,12 @@ _INSTRUCTIONS = {
         "int8": "vpdpbusd_zmm",
         "int4": "vpdpbusd_zmm",
     },
-    "avx512vnni": _FLOATS | {"int8": "vpdpbusd_ymm", "int4": "vpdpbusd_ymm"},
+    "avx512vnni": {
+        "float32": "vfmadd231ps_zmm",
+        "bfloat16": "vfmadd231ps_zmm",
+        "int8": "vpdpbusd_zmm",
+        "int4": "vpdpbusd_zmm",
+    },
     "avxvnni": _FLOATS | {"int8": "vpdpbusd_ymm", "int4": "vpdpbusd_ymm"},
     "avx2": _FLOATS | {"int8": "vpmaddubsw_ymm", "int4": "vpmaddubsw_ymm"},
     "portable": {

@@ -72,7 +72,7 @@ class Source {
     codes_.resize(static_cast<size_t>(rows * in_features));
     // Of 8 bits, all but -128.
     for (uint8_t& code : codes_) code = static_cast<uint8_t>(int4 ? random() % 16 : random() % 255 - 127);
-    scales_.assign(static_cast<size_t>(rows), 0x1p-8f);
+    scales_.assign(static_cast<size_t>(rows * ceil_div(in_features, kInt8Group)), 0x1p-8f);
     group_scales_.assign(static_cast<size_t>(rows * in_features / kInt4Group), float_to_fp16(0x1p-4f));
     group_minimums_.assign(group_scales_.size(), float_to_fp16(-0.5f));
     quantization_ = format.quantization;
@@ -103,9 +103,10 @@ class Layers {
   Layers(CpuExec& exec, const Format& format, const Shape& shape) : format_(format), shape_(shape) {
     load_weights();
     const std::vector<float> inputs = random_values(kMaxRows * shape.in_features, 2);
-    input_ = Buffer(inputs.size() * dtype_size(format.dtype));
+    input_dtype_ = linear_input_dtype(Device::kCpu, format.dtype);
+    input_ = Buffer(inputs.size() * dtype_size(input_dtype_));
     for (size_t i = 0; i < inputs.size(); ++i) {
-      if (format.dtype == DType::kFloat32)
+      if (input_dtype_ == DType::kFloat32)
         input_.as<float>()[i] = inputs[i];
       else
         input_.as<bf16>()[i] = float_to_bf16(inputs[i]);
@@ -138,7 +139,7 @@ class Layers {
       spec.out_features = shape_.out_features;
       spec.in_features = shape_.in_features;
       spec.dtype = format_.dtype;
-      spec.quantization = format_.quantization;
+      spec.format.quantization = format_.quantization;
       spec.arena = &arena_;
       weights_.push_back(make_cpu_linear_weight(spec));
       if (halves) {
@@ -153,18 +154,14 @@ class Layers {
   // Not timed with the layer: the engine does it where the input is made.
   void quantize_input(CpuExec& exec) {
     quantized_.stride = round_up(shape_.in_features, QuantizedRows::kRowStep);
-    const auto stride = static_cast<size_t>(quantized_.stride);
-    codes_ = Buffer(kMaxRows * stride);
-    scales_ = Buffer(kMaxRows * sizeof(float));
-    sums_ = Buffer(kMaxRows * sizeof(int32_t));
-    group_sums_ = Buffer(kMaxRows * stride / kInt4Group * sizeof(float));
+    quantized_.format = format_.quantization;
+    codes_ = Buffer(static_cast<size_t>(kMaxRows * quantized_.stride));
+    groups_ = Buffer(static_cast<size_t>(kMaxRows * quantized_.groups_per_row()) * sizeof(RowGroup));
     quantized_.codes = codes_.as<int8_t>();
-    quantized_.scales = scales_.as<float>();
-    quantized_.sums = sums_.as<int32_t>();
-    quantized_.group_sums = group_sums_.as<float>();
+    quantized_.groups = groups_.as<RowGroup>();
     const auto size = static_cast<int32_t>(shape_.in_features);
     exec.run([&](TeamMember& member) {
-      exec.quantize_rows(member, {input_.data(), format_.dtype, quantized_, kMaxRows, size});
+      exec.quantize_rows(member, {input_.data(), input_dtype_, quantized_, kMaxRows, size});
     });
   }
 
@@ -172,8 +169,9 @@ class Layers {
   const Shape& shape_;
   Arena arena_;
   std::vector<std::unique_ptr<Weight>> weights_;
-  Buffer input_;  // [kMaxRows, in_features] of the format's dtype
-  Buffer codes_, scales_, sums_, group_sums_;
+  DType input_dtype_ = DType::kFloat32;
+  Buffer input_;  // [kMaxRows, in_features]
+  Buffer codes_, groups_;
   QuantizedRows quantized_;  // the same, where the weights are quantised
   Buffer output_;  // [kMaxRows, out_features]
 };

@@ -86,11 +86,11 @@ std::vector<ArithmeticProbe> arithmetic_probes() {
   }
   if (features.avx_vnni || features.avx512_vnni)
     probes.push_back({"vpdpbusd_ymm", features.avx_vnni ? dpbusd_vex_ymm : dpbusd_ymm, 64, "GOP/s"});
-  if (features.avx512_bf16) {
+  if (features.avx512_vnni) {
     probes.push_back({"vfmadd231ps_zmm", fma_zmm, 32, "GFLOP/s"});
-    probes.push_back({"vdpbf16ps_zmm", dpbf16_zmm, 64, "GFLOP/s"});
     probes.push_back({"vpdpbusd_zmm", dpbusd_zmm, 128, "GOP/s"});
   }
+  if (features.avx512_bf16) probes.push_back({"vdpbf16ps_zmm", dpbf16_zmm, 64, "GFLOP/s"});
 #endif
   return probes;
 }
@@ -150,7 +150,7 @@ STEPLOOP_READ_LOOP(read_512_prefetched, [[gnu::target("avx512f")]], __m512i, tru
 // The widest loads of this machine, with and without prefetching: which is faster differs.
 std::vector<ReadProbe> read_probes() {
 #if defined(__x86_64__)
-  if (cpu_features().avx512_bf16) return {{"512_bits", read_512}, {"512_bits_prefetched", read_512_prefetched}};
+  if (cpu_features().avx512_vnni) return {{"512_bits", read_512}, {"512_bits_prefetched", read_512_prefetched}};
   if (cpu_features().avx2) return {{"256_bits", read_256}, {"256_bits_prefetched", read_256_prefetched}};
 #endif
   return {{"128_bits", read_128}, {"128_bits_prefetched", read_128_prefetched}};

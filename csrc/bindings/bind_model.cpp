@@ -73,7 +73,8 @@ QuantizedTensor quantized_view_of(const std::string& name, const py::object& cod
   view.quantization = minimums.is_none() ? Quantization::kInt8 : Quantization::kInt4;
   if (minimums.is_none()) {
     view.codes = static_cast<const uint8_t*>(data_of(name, codes, "int8", shape));
-    view.scales = static_cast<const float*>(data_of(name + " scales", scales, "float32", {shape[0]}));
+    const std::vector<int64_t> groups{shape[0], ceil_div(shape[1], kInt8Group)};
+    view.scales = static_cast<const float*>(data_of(name + " scales", scales, "float32", groups));
   } else {
     const std::vector<int64_t> groups{shape[0], shape[1] / kInt4Group};
     if (shape[1] % kInt4Group)
@@ -85,22 +86,18 @@ QuantizedTensor quantized_view_of(const std::string& name, const py::object& cod
   return view;
 }
 
-// "int8" and so on by kind of weight, for the kinds that are quantised.
-LinearQuantization linear_quantization(const std::map<std::string, std::string>& kinds, bool rotated_down) {
-  LinearQuantization quantization;
-  quantization.rotated_down = rotated_down;
-  const std::map<std::string, Quantization*> fields = {{"qkv", &quantization.qkv},
-                                                       {"o", &quantization.o},
-                                                       {"gate_up", &quantization.gate_up},
-                                                       {"down", &quantization.down},
-                                                       {"lm_head", &quantization.lm_head}};
-  for (const auto& [kind, name] : kinds) {
-    const auto field = fields.find(kind);
-    if (field == fields.end())
-      throw InvalidArgumentError(concat("quantization must be given for qkv, o, gate_up, down or lm_head, got ", kind));
-    *field->second = quantization_from_name(name.c_str());
-  }
-  return quantization;
+// "int8" and so on by kind of weight, for the kinds that are quantised, and which of them are rotated.
+LinearFormats linear_formats(const std::map<std::string, std::string>& quantization,
+                             const std::set<std::string>& rotated) {
+  LinearFormats formats;
+  const auto format_of = [&formats](const std::string& kind) -> LinearFormat& {
+    for (const auto& [name, format] : LinearFormats::kKinds)
+      if (kind == name) return formats.*format;
+    throw InvalidArgumentError(concat("a linear weight is one of qkv, o, gate_up, down or lm_head, got ", kind));
+  };
+  for (const auto& [kind, name] : quantization) format_of(kind).quantization = quantization_from_name(name.c_str());
+  for (const std::string& kind : rotated) format_of(kind).rotated = true;
+  return formats;
 }
 
 void bind_config(py::module_& m) {
@@ -112,7 +109,7 @@ void bind_config(py::module_& m) {
                        double rope_factor, double rope_low_freq_factor, double rope_high_freq_factor,
                        int32_t rope_original_max_position_embeddings, bool qkv_bias, bool o_bias, bool mlp_bias,
                        bool qk_norm, bool tie_word_embeddings, const std::map<std::string, std::string>& quantization,
-                       bool rotated_down) {
+                       const std::set<std::string>& rotated) {
              ModelConfig config{vocab_size,
                                 hidden_size,
                                 intermediate_size,
@@ -133,7 +130,7 @@ void bind_config(py::module_& m) {
                                 mlp_bias,
                                 qk_norm,
                                 tie_word_embeddings,
-                                linear_quantization(quantization, rotated_down)};
+                                linear_formats(quantization, rotated)};
              config.validate();
              return config;
            }),
@@ -144,10 +141,11 @@ void bind_config(py::module_& m) {
            "rope_high_freq_factor"_a = defaults.rope_high_freq_factor, "rope_original_max_position_embeddings"_a = 0,
            "qkv_bias"_a = false, "o_bias"_a = false, "mlp_bias"_a = false, "qk_norm"_a = false,
            "tie_word_embeddings"_a = false, "quantization"_a = std::map<std::string, std::string>{},
-           "rotated_down"_a = false,
+           "rotated"_a = std::set<std::string>{},
            "Raises UnsupportedModelError for a shape that cannot run. rope_scaling: default, linear or llama3. "
-           "quantization: int8 or int4 for each of qkv, o, gate_up, down and lm_head that is stored so. rotated_down: "
-           "whether each run of 16 columns of a quantised down was rotated (see steploop.weights).")
+           "quantization: int8 or int4 for each of qkv, o, gate_up, down and lm_head that is stored so. rotated: those of "
+           "them whose columns are rotated (see steploop.weights.quantize.rotate). A quantised lm_head is a weight of "
+           "its own, lm_head.weight, even if tied.")
       .def_readonly("vocab_size", &ModelConfig::vocab_size)
       .def_readonly("hidden_size", &ModelConfig::hidden_size)
       .def_readonly("intermediate_size", &ModelConfig::intermediate_size)
@@ -202,8 +200,8 @@ void bind_model(py::module_& m) {
             model.load_quantized_weight(name, view);
           },
           "name"_a, "codes"_a, "scales"_a, "minimums"_a = py::none(),
-          "Copies a weight [out, in] that the configuration says is quantised. int8: codes int8, scales float32 [out]; "
-          "value = scale * code. int4: codes uint8 of 0..15, scales and minimums float16 [out, in / 32]; value = scale "
+          "Copies a weight [out, in] that the configuration says is quantised. int8: codes int8, scales float32 [out, "
+          "ceil(in / 64)]; value = scale * code. int4: codes uint8 of 0..15, scales and minimums float16 [out, in / 32]; value = scale "
           "* code + minimum. Contiguous CPU tensors. Raises ModelLoadError for others.")
       .def("finish_loading", &Model::finish_loading,
            "Raises ModelLoadError naming every missing, unexpected, repeated and mis-shaped tensor.")

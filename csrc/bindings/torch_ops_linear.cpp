@@ -1,7 +1,8 @@
 // torch.ops.steploop: packing of linear weights, and linear layers with their epilogues.
-#include <cstring>
+#include <algorithm>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
@@ -112,7 +113,7 @@ Tensor pack_quantized_linear(const Tensor& codes, const Tensor& scales, const st
     checks.tensor("scales", scales, ScalarType::Half, {rows, columns / kInt4Group});
     checks.tensor("minimums", *minimums, ScalarType::Half, {rows, columns / kInt4Group});
   } else {
-    checks.tensor("scales", scales, ScalarType::Float, {rows});
+    checks.tensor("scales", scales, ScalarType::Float, {rows, ceil_div(columns, kInt8Group)});
   }
   if (bias) checks.tensor("bias", *bias, ScalarType::Float, {rows});
   const auto part = [&](int64_t first, int64_t count) {
@@ -126,7 +127,7 @@ Tensor pack_quantized_linear(const Tensor& codes, const Tensor& scales, const st
       view.group_scales = static_cast<const uint16_t*>(scales.const_data_ptr()) + groups;
       view.group_minimums = static_cast<const uint16_t*>(minimums->const_data_ptr()) + groups;
     } else {
-      view.scales = static_cast<const float*>(scales.const_data_ptr()) + first;
+      view.scales = static_cast<const float*>(scales.const_data_ptr()) + first * ceil_div(columns, kInt8Group);
     }
     return view;
   };
@@ -143,53 +144,49 @@ Tensor pack_quantized_linear(const Tensor& codes, const Tensor& scales, const st
   return PackedWeights::packed_weights().add(std::make_unique<PackedWeight>(std::move(linear), gate_up));
 }
 
-// Memory for rows in 8 bits.
+// Rows of x in 8 bits, for a weight of this format.
 class QuantizedInput {
  public:
-  QuantizedInput(int64_t num_rows, int64_t size) {
+  QuantizedInput(const Tensor& x, int64_t num_rows, Quantization format, bool rotate) {
+    const int64_t size = x.size(x.dim() - 1);
     rows_.stride = round_up(size, QuantizedRows::kRowStep);
+    rows_.format = format;
+    rows_.rotation = rotate ? rotation_size(size) : 1;
     codes_.resize(static_cast<size_t>(num_rows * rows_.stride));
-    scales_.resize(static_cast<size_t>(num_rows));
-    sums_.resize(static_cast<size_t>(num_rows));
-    group_sums_.resize(static_cast<size_t>(num_rows * rows_.stride / kInt4Group));
+    groups_.resize(static_cast<size_t>(num_rows * rows_.groups_per_row()));
     rows_.codes = codes_.data();
-    rows_.scales = scales_.data();
-    rows_.sums = sums_.data();
-    rows_.group_sums = group_sums_.data();
+    rows_.groups = groups_.data();
+    const DType dtype = x.scalar_type() == ScalarType::Float ? DType::kFloat32 : DType::kBFloat16;
+    parallel_rows(num_rows, size, [&](int64_t begin, int64_t end) {
+      op_kernels().quantize_rows(
+          {x.const_data_ptr(), dtype, rows_, static_cast<int32_t>(num_rows), static_cast<int32_t>(size)}, begin, end);
+    });
   }
   const QuantizedRows& rows() const { return rows_; }
 
  private:
   QuantizedRows rows_;
   std::vector<int8_t> codes_;
-  std::vector<float> scales_, group_sums_;
-  std::vector<int32_t> sums_;
+  std::vector<RowGroup> groups_;
 };
 
-void quantize(const Tensor& x, int64_t num_rows, const QuantizedRows& out, bool rotate = false) {
-  const int64_t size = x.size(x.dim() - 1);
-  const DType dtype = x.scalar_type() == ScalarType::Float ? DType::kFloat32 : DType::kBFloat16;
-  parallel_rows(num_rows, size, [&](int64_t begin, int64_t end) {
-    std::vector<float> scratch(static_cast<size_t>(rotate ? size : 0));
-    op_kernels().quantize_rows({x.const_data_ptr(), dtype, out, static_cast<int32_t>(num_rows),
-                                static_cast<int32_t>(size), rotate, scratch.data()},
-                               begin, end);
-  });
-}
-
-std::tuple<Tensor, Tensor> quantize_rows(const Tensor& x, bool rotate) {
+std::tuple<Tensor, Tensor> quantize_rows(const Tensor& x, int64_t group_size, bool rotate) {
   const OpChecks checks("quantize_rows");
   checks.compute_dtype("x", x.scalar_type());
   checks.require(x.dim() >= 1 && x.size(x.dim() - 1) > 0, "x must have a last dimension of 1 or more");
+  checks.require(group_size == kInt8Group || group_size == kInt4Group, "group_size must be ", kInt8Group, " or ",
+                 kInt4Group, ", got ", group_size);
   const int64_t num_rows = checks.rows("x", x, x.scalar_type()), size = x.size(x.dim() - 1);
-  checks.require(!rotate || size % 16 == 0, "x must have a multiple of 16 elements a row to be rotated, got ", size);
-  const QuantizedInput input(num_rows, size);
-  quantize(x, num_rows, input.rows(), rotate);
-  Tensor codes = empty_like_rows(x, size, ScalarType::Char), scales = empty_like_rows(x, 1, ScalarType::Float);
-  for (int64_t row = 0; row < num_rows; ++row)
-    std::memcpy(static_cast<int8_t*>(codes.mutable_data_ptr()) + row * size,
-                input.rows().codes + row * input.rows().stride, static_cast<size_t>(size));
-  std::copy_n(input.rows().scales, num_rows, static_cast<float*>(scales.mutable_data_ptr()));
+  const QuantizedInput input(x, num_rows, group_size == kInt8Group ? Quantization::kInt8 : Quantization::kInt4, rotate);
+  const QuantizedRows& rows = input.rows();
+  const int64_t num_groups = ceil_div(size, group_size);
+  Tensor codes = empty_like_rows(x, size, ScalarType::Char), scales = empty_like_rows(x, num_groups, ScalarType::Float);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    std::copy_n(rows.codes + row * rows.stride, size, static_cast<int8_t*>(codes.mutable_data_ptr()) + row * size);
+    for (int64_t g = 0; g < num_groups; ++g)
+      static_cast<float*>(scales.mutable_data_ptr())[row * num_groups + g] =
+          rows.groups[row * rows.groups_per_row() + g].scale;
+  }
   return {codes, scales};
 }
 
@@ -201,7 +198,8 @@ const PackedLinear& find_packed(const OpChecks& checks, const Tensor& packed, bo
   return weight->linear;
 }
 
-void run_linear(const OpChecks& checks, const Tensor& x, const PackedLinear& weight, LinearParams params) {
+void run_linear(const OpChecks& checks, const Tensor& x, const PackedLinear& weight, LinearParams params,
+                bool rotate = false) {
   const bool quantized = weight.quantization() != Quantization::kNone;
   if (quantized) checks.compute_dtype("x", x.scalar_type());
   params.num_rows = static_cast<int32_t>(checks.rows("x", x,
@@ -211,12 +209,17 @@ void run_linear(const OpChecks& checks, const Tensor& x, const PackedLinear& wei
   checks.require(x.size(x.dim() - 1) == weight.in_features(), "x must have size ", weight.in_features(),
                  " in its last dimension, got ", x.size(x.dim() - 1));
   params.a = x.const_data_ptr();
-  const QuantizedInput input(quantized ? params.num_rows : 0, weight.in_features());
-  if (quantized) {
-    params.quantized = input.rows();
-    quantize(x, params.num_rows, params.quantized);
-  }
   const CpuKernels& kernels = op_kernels();
+  std::optional<QuantizedInput> codes;
+  std::vector<float> widened;
+  if (quantized) {
+    params.quantized = codes.emplace(x, params.num_rows, weight.quantization(), rotate).rows();
+  } else if (x.scalar_type() != ScalarType::Float && !kernels.bfloat16_inputs) {
+    const auto* values = static_cast<const bf16*>(x.const_data_ptr());
+    widened.resize(static_cast<size_t>(params.num_rows * weight.in_features()));
+    std::transform(values, values + widened.size(), widened.begin(), bf16_to_float);
+    params.a = widened.data();
+  }
   // Many rows: each thread takes some of them. Few: each takes some of the weight, which is then read once.
   constexpr int64_t kManyRows = 256, kMinRows = 56;
   if (params.num_rows >= kManyRows)
@@ -228,7 +231,8 @@ void run_linear(const OpChecks& checks, const Tensor& x, const PackedLinear& wei
                   [&](int64_t begin, int64_t end) { kernels.linear(weight, params, 0, params.num_rows, begin, end); });
 }
 
-Tensor linear(const Tensor& x, const Tensor& packed, int64_t out_features) {
+// rotate: for a quantised weight whose columns are rotated.
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t out_features, bool rotate) {
   const OpChecks checks("linear");
   const PackedLinear& weight = find_packed(checks, packed, false);
   checks.require(out_features == weight.out_features(), "out_features must be ", weight.out_features(), ", got ",
@@ -238,7 +242,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t out_features) {
   LinearParams params;
   params.out = out.mutable_data_ptr();
   params.out_stride = out_features;
-  run_linear(checks, x, weight, params);
+  run_linear(checks, x, weight, params, rotate);
   return out;
 }
 
@@ -280,8 +284,8 @@ void define_linear_ops(torch::stable::detail::StableLibrary& library) {
   library.def(
       "pack_quantized_linear(Tensor codes, Tensor scales, Tensor? minimums=None, Tensor? bias=None, "
       "bool gate_up=False) -> Tensor");
-  library.def("quantize_rows(Tensor x, bool rotate=False) -> (Tensor, Tensor)");
-  library.def("linear(Tensor x, Tensor packed, int out_features) -> Tensor");
+  library.def("quantize_rows(Tensor x, int group_size, bool rotate=False) -> (Tensor, Tensor)");
+  library.def("linear(Tensor x, Tensor packed, int out_features, bool rotate=False) -> Tensor");
   library.def("add_linear(Tensor(a!) out, Tensor x, Tensor packed) -> ()");
   library.def("linear_silu_and_mul(Tensor x, Tensor packed, int size) -> Tensor");
 }

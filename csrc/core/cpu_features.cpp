@@ -24,9 +24,9 @@ CpuFeatures cpu_features() {
   constexpr unsigned kAvxVnni = 1u << 4;  // of leaf 7, subleaf 1, in eax
   found.avx_vnni = found.avx2 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kAvxVnni);
   found.avx512_vnni = found.avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vnni");
-  found.avx512_bf16 = found.avx512_vnni && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512bf16");
+  found.avx512_bf16 = found.avx512_vnni && __builtin_cpu_supports("avx512bf16");
 #endif
   return found;
 }

@@ -7,8 +7,8 @@ namespace steploop {
 struct CpuFeatures {
   bool avx2 = false;         // with FMA and F16C
   bool avx_vnni = false;     // with those
-  bool avx512_vnni = false;  // AVX-512 F, VL and VNNI, with those
-  bool avx512_bf16 = false;  // with BW, DQ and BF16 as well
+  bool avx512_vnni = false;  // AVX-512 F, VL, BW, DQ and VNNI, with those
+  bool avx512_bf16 = false;  // with BF16 as well
 };
 
 CpuFeatures cpu_features();

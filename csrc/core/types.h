@@ -25,11 +25,21 @@ const char* dtype_name(DType dtype);
 DType dtype_from_name(const char* name);  // of weights; throws InvalidArgumentError for an unknown name
 DType kv_dtype_from_name(const char* name);  // of a KV cache; the same
 
-// How a linear weight is stored, beside its dtype. kInt8: one scale per output; kInt4: codes of 0..15 with a scale and a
-// minimum for each group of kInt4Group inputs. Both are multiplied with inputs quantised per token to 8 bits.
+// How a linear weight is stored, beside its dtype. kInt8: codes of -127..127 with a scale for each output and group of
+// kInt8Group inputs; kInt4: codes of 0..15 with a scale and a minimum for each group of kInt4Group. Both are multiplied
+// with inputs in 8 bits, with a scale for each token and group.
 enum class Quantization : uint8_t { kNone, kInt8, kInt4 };
 
+inline constexpr int64_t kInt8Group = 64;
 inline constexpr int64_t kInt4Group = 32;
+
+// With what its inputs are given to it.
+struct LinearFormat {
+  Quantization quantization = Quantization::kNone;
+  bool rotated = false;  // its rows are rotated as params.h describes, and its inputs must be; only if quantised
+
+  bool is_quantized() const { return quantization != Quantization::kNone; }
+};
 
 const char* quantization_name(Quantization quantization);  // "none", "int8", "int4"
 Quantization quantization_from_name(const char* name);  // throws InvalidArgumentError for an unknown name

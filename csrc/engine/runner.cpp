@@ -22,7 +22,6 @@ ExecOptions exec_options(const ModelConfig& model, const EngineConfig& config) {
   options.hidden_size = model.hidden_size;
   options.vocab_size = model.vocab_size;
   options.num_layers = model.num_layers;
-  options.max_in_features = std::max({model.q_size(), model.intermediate_size, model.hidden_size});
   options.max_out_features = std::max({model.qkv_size(), 2 * model.intermediate_size, model.hidden_size});
   options.max_num_batched_tokens = scheduler.max_num_batched_tokens;
   options.max_num_sequences = max_num_running(config);

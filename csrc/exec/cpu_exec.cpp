@@ -28,7 +28,6 @@ CpuExec::CpuExec(const ExecOptions& options)
       members_(static_cast<size_t>(team_.size())),
       attention_partials_(cpu_attention_plan(team_.size()).max_partial_rows, options.head_dim) {
   for (MemberState& member : members_) {
-    member.row = Buffer(static_cast<size_t>(options.max_in_features) * sizeof(float));
     member.attention = AttentionScratch(options.num_heads, options.num_kv_heads, options.head_dim);
     member.sampler = std::make_unique<SamplerScratch>(options.vocab_size);
   }
@@ -100,8 +99,7 @@ void CpuExec::embedding(TeamMember& member, const Weight& table, const Embedding
   sync(member, params.num_tokens);
 }
 
-void CpuExec::quantize_rows(TeamMember& member, QuantizeRowsParams params) {
-  params.scratch = members_[static_cast<size_t>(member.rank())].row.as<float>();
+void CpuExec::quantize_rows(TeamMember& member, const QuantizeRowsParams& params) {
   kernels_.quantize_rows(params, member.share_begin(params.num_rows), member.share_end(params.num_rows));
   sync(member, params.num_rows);
 }

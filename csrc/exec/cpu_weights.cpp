@@ -7,7 +7,8 @@
 namespace steploop {
 
 CpuLinearWeight::CpuLinearWeight(const LinearSpec& spec)
-    : packed_(spec.out_features, spec.in_features, spec.dtype, spec.bias, spec.quantization, spec.arena) {}
+    : packed_(spec.out_features, spec.in_features, spec.dtype, spec.bias, spec.format.quantization, spec.arena),
+      rotated_(spec.format.rotated) {}
 
 namespace {
 

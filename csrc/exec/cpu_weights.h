@@ -12,12 +12,13 @@ class CpuLinearWeight final : public Weight {
   explicit CpuLinearWeight(const LinearSpec& spec);
   void load(const TensorView& tensor, WeightPart part) override;
   void load_quantized(const QuantizedTensor& tensor, WeightPart part) override;
-  Quantization quantization() const override { return packed_.quantization(); }
+  LinearFormat format() const override { return {packed_.quantization(), rotated_}; }
   int64_t size_bytes() const override { return packed_.size_bytes(); }
   const PackedLinear& packed() const { return packed_; }
 
  private:
   PackedLinear packed_;
+  bool rotated_;
 };
 
 class CpuTableWeight final : public Weight {

@@ -39,7 +39,7 @@ class Weight {
   virtual void load(const TensorView& tensor, WeightPart part) = 0;  // copies; any dtype; contiguous; right shape
   virtual void load_quantized(const QuantizedTensor& tensor,
                               WeightPart part);  // only for weights that are quantised like it
-  virtual Quantization quantization() const { return Quantization::kNone; }
+  virtual LinearFormat format() const { return {}; }  // of a linear weight
   virtual int64_t size_bytes() const = 0;
 };
 
@@ -48,9 +48,12 @@ struct LinearSpec {
   int64_t in_features = 0;
   DType dtype = DType::kFloat32;
   bool bias = false;
-  Quantization quantization = Quantization::kNone;  // CPU only
+  LinearFormat format{};   // quantised: CPU only
   Arena* arena = nullptr;  // CPU: to take the memory from; it must outlive the weight
 };
+
+// What the inputs of linear weights of `dtype` come in: the same, unless the processor has no products of bfloat16.
+DType linear_input_dtype(Device device, DType dtype);
 
 // out_features x in_features. kSiluMul applies to one whose parts were loaded as gate and up.
 std::unique_ptr<Weight> make_linear_weight(Device device, const LinearSpec& spec);
@@ -88,7 +91,6 @@ struct ExecOptions {
   int32_t hidden_size = 0;
   int32_t vocab_size = 0;
   int32_t num_layers = 0;
-  int32_t max_in_features = 0;   // of any linear weight
   int32_t max_out_features = 0;  // of any linear weight but the last
   int32_t max_num_batched_tokens = 0;
   int32_t max_num_sequences = 0;
@@ -127,7 +129,7 @@ class Exec {
   // table: a table weight, or a linear weight whose rows are the embeddings (tied).
   virtual void embedding(TeamMember& member, const Weight& table, const EmbeddingParams& params) = 0;
   // The inputs of quantised weights, where no other operation has left them in 8 bits.
-  virtual void quantize_rows(TeamMember& member, QuantizeRowsParams params) = 0;  // scratch is filled in by the op
+  virtual void quantize_rows(TeamMember& member, const QuantizeRowsParams& params) = 0;
   virtual void rms_norm(TeamMember& member, const Weight& weight, RmsNormParams params) = 0;
   virtual void linear(TeamMember& member, const Weight& weight, const LinearParams& params) = 0;
   virtual void rope_kv_write(TeamMember& member, const Weight* q_norm, const Weight* k_norm,

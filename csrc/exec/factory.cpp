@@ -14,13 +14,18 @@ Device device_from_name(const char* name) {
   throw UnsupportedDeviceError(concat("device must be cpu or cuda, got ", name));
 }
 
+DType linear_input_dtype(Device device, DType dtype) {
+  const bool widened = device == Device::kCpu && dtype == DType::kBFloat16 && !select_cpu_kernels().bfloat16_inputs;
+  return widened ? DType::kFloat32 : dtype;
+}
+
 void Weight::load_quantized(const QuantizedTensor&, WeightPart) { SL_CHECK(false, "this weight is not quantised"); }
 
 std::unique_ptr<Weight> make_linear_weight(Device device, const LinearSpec& spec) {
   if (device == Device::kCpu) return make_cpu_linear_weight(spec);
-  if (spec.quantization != Quantization::kNone)
+  if (spec.format.is_quantized())
     throw UnsupportedDeviceError(
-        concat("quantization must be none on device cuda, got ", quantization_name(spec.quantization)));
+        concat("quantization must be none on device cuda, got ", quantization_name(spec.format.quantization)));
   return cuda_backend().make_linear_weight(spec);
 }
 

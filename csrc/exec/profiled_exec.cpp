@@ -67,7 +67,7 @@ void ProfiledExec::embedding(TeamMember& member, const Weight& table, const Embe
   measure(member, Operation::kEmbedding, [&] { exec_->embedding(member, table, params); });
 }
 
-void ProfiledExec::quantize_rows(TeamMember& member, QuantizeRowsParams params) {
+void ProfiledExec::quantize_rows(TeamMember& member, const QuantizeRowsParams& params) {
   measure(member, Operation::kQuantizeRows, [&] { exec_->quantize_rows(member, params); });
 }
 

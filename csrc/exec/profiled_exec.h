@@ -70,7 +70,7 @@ class ProfiledExec final : public Exec {
 
   void transfer_blocks(TeamMember& member, const TransferParams& params) override;
   void embedding(TeamMember& member, const Weight& table, const EmbeddingParams& params) override;
-  void quantize_rows(TeamMember& member, QuantizeRowsParams params) override;
+  void quantize_rows(TeamMember& member, const QuantizeRowsParams& params) override;
   void rms_norm(TeamMember& member, const Weight& weight, RmsNormParams params) override;
   void linear(TeamMember& member, const Weight& weight, const LinearParams& params) override;
   void rope_kv_write(TeamMember& member, const Weight* q_norm, const Weight* k_norm, RopeKvWriteParams params) override;

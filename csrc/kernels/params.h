@@ -27,26 +27,37 @@ struct EmbeddingParams {
   int32_t hidden_size = 0;
 };
 
-// Rows in 8 bits: value = scale * code, code -127..127. A row with a value that is not finite has the scale NaN and codes 0.
-struct QuantizedRows {
-  int8_t* codes = nullptr;       // [num_rows, stride]
-  float* scales = nullptr;       // [num_rows]
-  int32_t* sums = nullptr;       // [num_rows]: of a row's codes
-  float* group_sums = nullptr;   // [num_rows, stride / kInt4Group]: of each group's codes, whole numbers
-  int64_t stride = 0;            // a row's codes, padded with zeros: a multiple of kRowStep
+// What the codes of a row and group stand for: value = scale * code.
+struct RowGroup {
+  float scale = 0;  // NaN where a value is not finite; then the codes are 0
+  int32_t term = 0;  // what the product with a weight of the group's format needs beside the codes
 
-  static constexpr int64_t kRowStep = 64;
+  int32_t offset() const { return term; }                               // kInt8: what its sum begins with
+  float scaled_sum() const { return __builtin_bit_cast(float, term); }  // kInt4: the sum of codes, times the scale
 };
 
-// Rotating a row of `size` multiplies it, before it is quantised, by a Hadamard matrix over so many runs of 16 elements:
-// run i of a block becomes the sum of +-run j over the block, divided by the square root of their number. It spreads a
-// single large element over many. The weight's rows are rotated alike when it is loaded, which leaves the product as it
-// was (QuaRot: Ashkboos et al., 2024). 1: nothing to rotate.
-inline constexpr int32_t rotation_runs(int32_t size) {
-  int32_t runs = 1;
-  while (runs < 64 && size % (2 * runs * 16) == 0) runs *= 2;
-  return runs;
+// Inputs of linear layers are rotated before they are quantised: each run of so many is multiplied by a Hadamard matrix,
+// divided by the square root of its size. It spreads a single large element over the run. The weight's rows are rotated
+// alike when it is loaded, which leaves the product as it was (QuaRot: Ashkboos et al., 2024).
+inline constexpr int32_t kMaxRotation = 64;
+inline constexpr int32_t rotation_size(int64_t in_features) {  // the largest power of two that divides it
+  const int64_t power = in_features & -in_features;
+  return static_cast<int32_t>(power < kMaxRotation ? power : kMaxRotation);
 }
+
+// Rows in 8 bits, in the groups that the weight they are for has: codes -127..127.
+struct QuantizedRows {
+  int8_t* codes = nullptr;     // [num_rows, stride]
+  RowGroup* groups = nullptr;  // [num_rows, stride / group_size()]
+  int64_t stride = 0;          // a row's codes, padded with zeros: a multiple of kRowStep
+  Quantization format = Quantization::kInt8;
+  int32_t rotation = 1;        // 1: none, or rotation_size of the row's size
+
+  static constexpr int64_t kRowStep = 64;
+  static_assert(kRowStep % kInt8Group == 0 && kRowStep % kInt4Group == 0 && kRowStep % kMaxRotation == 0);
+  int64_t group_size() const { return format == Quantization::kInt4 ? kInt4Group : kInt8Group; }
+  int64_t groups_per_row() const { return stride / group_size(); }
+};
 
 struct QuantizeRowsParams {
   const void* x = nullptr;  // [num_rows, size] of dtype float32 or bfloat16
@@ -54,8 +65,6 @@ struct QuantizeRowsParams {
   QuantizedRows out{};
   int32_t num_rows = 0;
   int32_t size = 0;
-  bool rotate = false;         // the size must be a multiple of 16
-  float* scratch = nullptr;    // [size], the caller's own: for rotating
 };
 
 // out = (x [+ residual]) / rms(x [+ residual]) * weight; with a residual, x is replaced by the sum.
@@ -79,7 +88,7 @@ enum class Epilogue : uint8_t {
 
 // The weight itself (packed, backend-owned) travels beside this.
 struct LinearParams {
-  const void* a = nullptr;      // [num_rows, in_features] of the weight's dtype, unless the weight is quantised
+  const void* a = nullptr;      // [num_rows, in_features] of linear_input_dtype, unless the weight is quantised
   void* out = nullptr;          // [num_rows, out_features]; float32, or out_dtype for kSiluMul
   int64_t out_stride = 0;
   DType out_dtype = DType::kFloat32;

@@ -1,7 +1,10 @@
 // The shape of a decoder-only transformer: Llama and its near relatives by configuration alone.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <utility>
 
 #include "core/types.h"
 #include "kv/kv_cache_spec.h"
@@ -14,17 +17,17 @@ const char* rope_scaling_name(RopeScaling scaling);
 RopeScaling rope_scaling_from_name(const char* name);  // throws UnsupportedModelError
 
 // How each kind of linear weight is stored.
-struct LinearQuantization {
-  Quantization qkv = Quantization::kNone;
-  Quantization o = Quantization::kNone;
-  Quantization gate_up = Quantization::kNone;
-  Quantization down = Quantization::kNone;
-  Quantization lm_head = Quantization::kNone;
-  bool rotated_down = false;  // the rows of down are rotated as QuantizeRowsParams describes; so must its input be
+struct LinearFormats {
+  LinearFormat qkv, o, gate_up, down, lm_head;
 
-  bool any() const {
-    constexpr Quantization kNone = Quantization::kNone;
-    return qkv != kNone || o != kNone || gate_up != kNone || down != kNone || lm_head != kNone;
+  static constexpr std::array<std::pair<const char*, LinearFormat LinearFormats::*>, 5> kKinds = {
+      {{"qkv", &LinearFormats::qkv},
+       {"o", &LinearFormats::o},
+       {"gate_up", &LinearFormats::gate_up},
+       {"down", &LinearFormats::down},
+       {"lm_head", &LinearFormats::lm_head}}};
+  bool any_quantized() const {
+    return std::ranges::any_of(kKinds, [this](const auto& kind) { return (this->*kind.second).is_quantized(); });
   }
 };
 
@@ -52,8 +55,10 @@ struct ModelConfig {
   bool qk_norm = false;  // RMSNorm of each query and key head before rotation
   bool tie_word_embeddings = false;
 
-  LinearQuantization quantization{};  // CPU only
+  LinearFormats formats{};  // quantised: CPU only
 
+  // Whether the output layer's weight is the embedding table; a quantised one is a weight of its own, tied or not.
+  bool shares_embedding() const { return tie_word_embeddings && !formats.lm_head.is_quantized(); }
   int32_t q_size() const { return num_heads * head_dim; }
   int32_t kv_size() const { return num_kv_heads * head_dim; }
   int32_t qkv_size() const { return q_size() + 2 * kv_size(); }

@@ -28,14 +28,13 @@ Decoder::Activations Decoder::take_activations(const ModelConfig& config, DType 
   z.q = allocate(tokens * q_size * dtype_size(query_dtype(limits.kv_dtype)));
   z.attended = allocate(tokens * q_size * element);
   z.inner = allocate(tokens * static_cast<size_t>(config.intermediate_size) * element);
-  if (config.quantization.any()) {
+  if (config.formats.any_quantized()) {
     const int64_t widest = std::max({config.hidden_size, config.q_size(), config.intermediate_size});
     z.quantized.stride = round_up(widest, QuantizedRows::kRowStep);
     const auto stride = static_cast<size_t>(z.quantized.stride);
     z.quantized.codes = static_cast<int8_t*>(allocate(tokens * stride));
-    z.quantized.scales = floats(tokens);
-    z.quantized.sums = static_cast<int32_t*>(allocate(tokens * sizeof(int32_t)));
-    z.quantized.group_sums = floats(tokens * stride / kInt4Group);
+    constexpr size_t kSmallestGroup = std::min(kInt8Group, kInt4Group);
+    z.quantized.groups = static_cast<RowGroup*>(allocate(tokens * stride / kSmallestGroup * sizeof(RowGroup)));
   }
   z.logits = floats(samples * static_cast<size_t>(config.vocab_size));
   return z;
@@ -54,7 +53,7 @@ Decoder::Decoder(const Model& model, Exec& exec, const Limits& limits)
     : model_(model),
       config_(model.config()),
       exec_(exec),
-      dtype_(model.dtype()),
+      dtype_(linear_input_dtype(model.device(), model.dtype())),
       num_blocks_{limits.num_kv_blocks, limits.num_host_blocks} {
   SL_CHECK(model.finished(), "the model is not loaded");
   z_ = take_activations(config_, dtype_, limits, [&exec](size_t size_bytes) { return exec.allocate(size_bytes); });
@@ -174,7 +173,7 @@ void Decoder::mlp_block(TeamMember& member, const LayerWeights& layer, float* x,
   const int32_t hidden = config_.hidden_size, inner = config_.intermediate_size;
   norm(member, *layer.post_attention_norm, x, num_rows, *layer.gate_up);
   linear(member, *layer.gate_up, z_.normed, hidden, z_.inner, inner, num_rows, Epilogue::kSiluMul);
-  quantize(member, *layer.down, z_.inner, inner, num_rows, config_.quantization.rotated_down);
+  quantize(member, *layer.down, z_.inner, inner, num_rows);
   linear(member, *layer.down, z_.inner, inner, x, hidden, num_rows, Epilogue::kAdd);
   exec_.all_reduce(member, x, int64_t{num_rows} * hidden);
 }
@@ -191,10 +190,9 @@ void Decoder::norm(TeamMember& member, const Weight& weight, float* x, int32_t n
   exec_.rms_norm(member, weight, params);
 }
 
-void Decoder::quantize(TeamMember& member, const Weight& weight, const void* a, int32_t size, int32_t num_rows,
-                       bool rotate) {
-  if (weight.quantization() == Quantization::kNone) return;
-  exec_.quantize_rows(member, {a, dtype_, quantized_input(weight, size), num_rows, size, rotate});
+void Decoder::quantize(TeamMember& member, const Weight& weight, const void* a, int32_t size, int32_t num_rows) {
+  if (weight.format().is_quantized())
+    exec_.quantize_rows(member, {a, dtype_, quantized_input(weight, size), num_rows, size});
 }
 
 void Decoder::linear(TeamMember& member, const Weight& weight, const void* a, int32_t size, void* out,
@@ -203,9 +201,12 @@ void Decoder::linear(TeamMember& member, const Weight& weight, const void* a, in
 }
 
 QuantizedRows Decoder::quantized_input(const Weight& weight, int32_t size) const {
-  if (weight.quantization() == Quantization::kNone) return {};
+  const LinearFormat format = weight.format();
+  if (!format.is_quantized()) return {};
   QuantizedRows rows = z_.quantized;
   rows.stride = round_up(size, QuantizedRows::kRowStep);
+  rows.format = format.quantization;
+  rows.rotation = format.rotated ? rotation_size(size) : 1;
   return rows;
 }
 

@@ -58,8 +58,7 @@ class Decoder {
   // The norm of x as the linear layer `next` takes it.
   void norm(TeamMember& member, const Weight& weight, float* x, int32_t num_rows, const Weight& next);
   // a: [num_rows, size] of dtype, for a weight that may be quantised.
-  void quantize(TeamMember& member, const Weight& weight, const void* a, int32_t size, int32_t num_rows,
-                bool rotate = false);
+  void quantize(TeamMember& member, const Weight& weight, const void* a, int32_t size, int32_t num_rows);
   void linear(TeamMember& member, const Weight& weight, const void* a, int32_t size, void* out, int64_t out_stride,
               int32_t num_rows, Epilogue epilogue = Epilogue::kStore);
   QuantizedRows quantized_input(const Weight& weight, int32_t size) const;  // without memory if it is not quantised
@@ -67,7 +66,7 @@ class Decoder {
   const Model& model_;
   const ModelConfig& config_;
   Exec& exec_;
-  DType dtype_;
+  DType dtype_;  // of what linear weights take
   int32_t num_blocks_[2];             // by kDevicePool and kHostPool
   std::vector<KvCacheView> kv_;       // per layer
   std::vector<KvCacheView> host_kv_;  // per layer

@@ -22,8 +22,8 @@ Model::Model(const ModelConfig& config, DType dtype, Device device) : config_(co
   if (device == Device::kCuda && dtype == DType::kFloat32)
     throw UnsupportedDeviceError("device cuda computes in bfloat16 or float16, got dtype float32");
   const int64_t vocab = config_.vocab_size, hidden = config_.hidden_size;
-  lm_head_ = make_linear_weight(device, {vocab, hidden, dtype, false, config_.quantization.lm_head, &arena_});
-  if (config_.tie_word_embeddings) {
+  lm_head_ = make_linear_weight(device, {vocab, hidden, dtype, false, config_.formats.lm_head, &arena_});
+  if (config_.shares_embedding()) {
     add_target("model.embed_tokens.weight", *lm_head_, {vocab, hidden});
   } else {
     embedding_ = make_table_weight(device, vocab, hidden, dtype);
@@ -51,8 +51,8 @@ void Model::add_layer(int32_t index) {
     add_target(prefix + name + ".weight", *weight, {size});
     return weight;
   };
-  auto linear = [&](int64_t out, int64_t in, bool bias, Quantization quantization) {
-    return make_linear_weight(device_, {out, in, dtype_, bias, quantization, &arena_});
+  auto linear = [&](int64_t out, int64_t in, bool bias, LinearFormat format) {
+    return make_linear_weight(device_, {out, in, dtype_, bias, format, &arena_});
   };
   auto part = [&](const std::string& name, Weight& weight, int64_t rows, int64_t columns, bool bias, WeightPart where) {
     add_target(prefix + name + ".weight", weight, {rows, columns}, where);
@@ -65,16 +65,16 @@ void Model::add_layer(int32_t index) {
     layer.q_norm = vector("self_attn.q_norm", c.head_dim);
     layer.k_norm = vector("self_attn.k_norm", c.head_dim);
   }
-  layer.qkv = linear(c.qkv_size(), hidden, c.qkv_bias, c.quantization.qkv);
+  layer.qkv = linear(c.qkv_size(), hidden, c.qkv_bias, c.formats.qkv);
   part("self_attn.q_proj", *layer.qkv, q, hidden, c.qkv_bias, {0});
   part("self_attn.k_proj", *layer.qkv, kv, hidden, c.qkv_bias, {q});
   part("self_attn.v_proj", *layer.qkv, kv, hidden, c.qkv_bias, {q + kv});
-  layer.o = linear(hidden, q, c.o_bias, c.quantization.o);
+  layer.o = linear(hidden, q, c.o_bias, c.formats.o);
   part("self_attn.o_proj", *layer.o, hidden, q, c.o_bias, {});
-  layer.gate_up = linear(2 * inner, hidden, c.mlp_bias, c.quantization.gate_up);
+  layer.gate_up = linear(2 * inner, hidden, c.mlp_bias, c.formats.gate_up);
   part("mlp.gate_proj", *layer.gate_up, inner, hidden, c.mlp_bias, {0, Half::kGate});
   part("mlp.up_proj", *layer.gate_up, inner, hidden, c.mlp_bias, {0, Half::kUp});
-  layer.down = linear(hidden, inner, c.mlp_bias, c.quantization.down);
+  layer.down = linear(hidden, inner, c.mlp_bias, c.formats.down);
   part("mlp.down_proj", *layer.down, hidden, inner, c.mlp_bias, {});
 }
 
@@ -89,8 +89,8 @@ int64_t Model::weight_bytes() const {
 
 std::vector<LinearWeights> Model::linear_weights() const {
   const auto format_of = [this](const Weight& weight) {
-    const Quantization quantization = weight.quantization();
-    return quantization == Quantization::kNone ? dtype_name(dtype_) : quantization_name(quantization);
+    const LinearFormat format = weight.format();
+    return format.is_quantized() ? quantization_name(format.quantization) : dtype_name(dtype_);
   };
   const auto of_layers = [&](const char* kind, std::unique_ptr<Weight> LayerWeights::* weight) {
     LinearWeights weights{kind, format_of(*(layers_.front().*weight)), 0};
@@ -133,7 +133,7 @@ void Model::load_quantized_weight(const std::string& name, const QuantizedTensor
 }
 
 Quantization Model::quantization_of(const Target& target) {
-  return target.part.bias ? Quantization::kNone : target.weight->quantization();
+  return target.part.bias ? Quantization::kNone : target.weight->format().quantization;
 }
 
 Model::Target* Model::take_target(const std::string& name, const std::vector<int64_t>& shape) {
@@ -141,7 +141,7 @@ Model::Target* Model::take_target(const std::string& name, const std::vector<int
   const auto found = targets_.find(name);
   if (found == targets_.end()) {
     // Some checkpoints store the output layer although it is tied to the embedding.
-    if (!(config_.tie_word_embeddings && name == "lm_head.weight")) problems_.push_back("unexpected " + name);
+    if (!(config_.shares_embedding() && name == "lm_head.weight")) problems_.push_back("unexpected " + name);
     return nullptr;
   }
   Target& target = found->second;

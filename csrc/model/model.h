@@ -54,7 +54,7 @@ class Model {
   void finish_loading();
   bool finished() const { return finished_; }
 
-  const Weight& embedding() const { return config_.tie_word_embeddings ? *lm_head_ : *embedding_; }
+  const Weight& embedding() const { return config_.shares_embedding() ? *lm_head_ : *embedding_; }
   const Weight& lm_head() const { return *lm_head_; }
   const Weight& final_norm() const { return *final_norm_; }
   const std::vector<LayerWeights>& layers() const { return layers_; }
@@ -75,7 +75,7 @@ class Model {
   DType dtype_;
   Device device_;
   Arena arena_;  // where CPU linear weights are
-  std::unique_ptr<Weight> embedding_;  // null when tied
+  std::unique_ptr<Weight> embedding_;  // null when it is lm_head_
   std::unique_ptr<Weight> lm_head_;
   std::unique_ptr<Weight> final_norm_;
   std::vector<LayerWeights> layers_;

@@ -13,13 +13,13 @@ shape or stride raises `RuntimeError` saying what must hold. Shapes, with `[...]
 - `pack_linear(weight [out, in], bias float32 [out] or None)`, `pack_gate_up(gate [size, in], up [size, in])` -> uint8:
   the weight in the order the kernels read it. To be handed on as it is: a copy of the tensor cannot be used
 - `pack_quantized_linear(codes [out, in], scales, minimums=None, bias float32 [out] or None, gate_up=False)`: the same
-  for a weight in 8 bits (codes int8, scales float32 [out]: scale * code) or in 4 (codes uint8 of 0..15, scales and
-  minimums float16 [out, in / 32]: scale * code + minimum). gate_up: the first half of the rows is the gate
-- `quantize_rows(x [..., in], rotate=False)` -> int8 [..., in], float32 [..., 1]: what a layer with such a weight makes
-  of its input, which is float32 or bfloat16: the nearest of 255 multiples of each row's largest magnitude / 127.
-  rotate: of its product with a Hadamard matrix over runs of 16 elements, as many as divide them, at most 64, a power of
-  two
-- `linear(x [..., in], packed, out)` -> float32 [..., out]; `add_linear(out float32 [..., out], x, packed)` adds to out
+  for a weight in 8 bits (codes int8, scales float32 [out, ceil(in / 64)]: scale * code) or in 4 (codes uint8 of 0..15,
+  scales and minimums float16 [out, in / 32]: scale * code + minimum). gate_up: the first half of the rows is the gate
+- `quantize_rows(x [..., in], group_size, rotate=False)` -> int8 [..., in], float32 [..., ceil(in / group_size)]: what a
+  layer with such a weight makes of its input, which is float32 or bfloat16: of each group of 64 (for a weight in 8 bits)
+  or 32, the nearest of 255 multiples of its largest magnitude / 127. rotate: of the rows as
+  `steploop.weights.quantize.rotate` turns them
+- `linear(x [..., in], packed, out, rotate=False)` -> float32 [..., out]; `add_linear(out float32 [..., out], x, packed)` adds to out
 - `linear_silu_and_mul(x [..., in], packed, size)` -> [..., size] of x's dtype, with a weight from `pack_gate_up`
 - `rope_kv_write(qkv float32 [tokens, (heads + 2 * kv_heads) * head_dim], positions int32 [tokens],
   cos, sin float32 [positions, head_dim / 2], slot_mapping int64 [tokens], kv_cache, heads, q_norm=None, k_norm=None,
@@ -122,12 +122,13 @@ def _(logits: torch.Tensor) -> torch.Tensor:
 
 
 @torch.library.register_fake("steploop::quantize_rows")
-def _(x: torch.Tensor, rotate: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(x, dtype=torch.int8), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+def _(x: torch.Tensor, group_size: int, rotate: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    num_groups = -(-x.shape[-1] // group_size)
+    return torch.empty_like(x, dtype=torch.int8), x.new_empty((*x.shape[:-1], num_groups), dtype=torch.float32)
 
 
 @torch.library.register_fake("steploop::linear")
-def _(x: torch.Tensor, packed: torch.Tensor, out_features: int) -> torch.Tensor:
+def _(x: torch.Tensor, packed: torch.Tensor, out_features: int, rotate: bool = False) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], out_features), dtype=torch.float32)
 
 

@@ -23,7 +23,7 @@ std::array<Choice, 5> choices() {
   const auto if_runs = [](bool runs, const CpuKernels* kernels) { return runs ? kernels : nullptr; };
   return {{{"avx512", if_runs(features.avx512_bf16, avx512_kernels())},
            {"avx512vnni", if_runs(features.avx512_vnni, avx512vnni_kernels())},
-           {"avxvnni", if_runs(features.avx_vnni, avxvnni_kernels())},
+           {"avxvnni", features.avx_vnni ? avxvnni_kernels() : if_runs(features.avx512_vnni, avxvnni_evex_kernels())},
            {"avx2", if_runs(features.avx2, avx2_kernels())},
            {"portable", &portable_kernels()}}};
 }

@@ -14,6 +14,7 @@ namespace steploop {
 
 struct CpuKernels {
   const char* name;  // such as "avx512"
+  bool bfloat16_inputs;  // whether linear takes them for bfloat16 weights; else they are float32
   void (*embedding)(const EmbeddingParams&, const void* table, DType table_dtype, int64_t row_begin, int64_t row_end);
   void (*rms_norm)(const RmsNormParams&, int64_t row_begin, int64_t row_end);
   void (*quantize_rows)(const QuantizeRowsParams&, int64_t row_begin, int64_t row_end);
@@ -31,8 +32,9 @@ const CpuKernels& portable_kernels();
 // Null when not built for this architecture.
 const CpuKernels* avx2_kernels();        // AVX2, FMA, F16C
 const CpuKernels* avxvnni_kernels();     // the same with AVX-VNNI
-const CpuKernels* avx512vnni_kernels();  // the same with AVX-512 VNNI, in 256 bits
-const CpuKernels* avx512_kernels();      // AVX-512 with VNNI and BF16
+const CpuKernels* avxvnni_evex_kernels();  // the same with AVX-512's encoding of its instructions
+const CpuKernels* avx512vnni_kernels();  // AVX-512 with VNNI
+const CpuKernels* avx512_kernels();      // the same with BF16
 
 // The best set this processor runs, or the one STEPLOOP_CPU_ISA names.
 // Throws UnsupportedDeviceError for a name that is unknown or cannot run here, and says which can.

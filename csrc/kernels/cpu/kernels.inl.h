@@ -10,7 +10,7 @@ namespace steploop::STEPLOOP_ISA {
 
 #define SL_STRING(x) #x
 #define SL_NAME(x) SL_STRING(x)
-inline constexpr CpuKernels kKernels = {SL_NAME(STEPLOOP_ISA), embedding, rms_norm,        quantize_rows, linear,
-                                        rope_kv_write,         attention, merge_attention, silu_mul};
+inline constexpr CpuKernels kKernels = {SL_NAME(STEPLOOP_ISA), STEPLOOP_ISA_BF16, embedding, rms_norm, quantize_rows,
+                                        linear, rope_kv_write, attention, merge_attention, silu_mul};
 
 }  // namespace steploop::STEPLOOP_ISA

@@ -2,7 +2,7 @@
 #include "kernels/cpu/kernels.inl.h"
 
 namespace steploop {
-#if STEPLOOP_ISA_VNNI
+#if STEPLOOP_ISA_AVX2
 const CpuKernels* avxvnni_kernels() { return &avxvnni::kKernels; }
 #else
 const CpuKernels* avxvnni_kernels() { return nullptr; }

@@ -13,11 +13,13 @@ inline constexpr int kRowBlock = 112;
 struct LinearTask {
   LinearTask(const PackedLinear& weight_in, const LinearParams& params_in) : weight(weight_in), params(params_in) {
     if (weight.quantization() == Quantization::kNone) {
-      kind = weight.dtype() == DType::kFloat32 ? TileKind::kFloat32 : TileKind::kBFloat16;
+      kind = weight.dtype() == DType::kFloat32 ? TileKind::kFloat32
+             : STEPLOOP_ISA_BF16               ? TileKind::kBFloat16
+                                               : TileKind::kWidened;
       a = static_cast<const char*>(params.a);
-      a_stride = weight.num_words() * 4;
+      a_stride = weight.num_words() * (kind == TileKind::kWidened ? 8 : 4);
     } else {
-      kind = weight.quantization() == Quantization::kInt8 ? TileKind::kInt8 : TileKind::kInt4;
+      kind = weight.quantization() == Quantization::kInt8 ? TileKind::kInt8Groups : TileKind::kInt4Groups;
       a = reinterpret_cast<const char*>(params.quantized.codes);
       a_stride = params.quantized.stride;
     }
@@ -29,16 +31,6 @@ struct LinearTask {
   const char* a;
   ptrdiff_t a_stride;  // bytes
 };
-
-// From the accumulators of one row and 16 columns to the product.
-SL_INLINE Floats product(const LinearTask& task, const float* acc, int64_t row, int64_t column) {
-  if (task.kind == TileKind::kInt8) {
-    const QuantizedRows& a = task.params.quantized;
-    const Ints sum = sub(load_ints(reinterpret_cast<const int32_t*>(acc)), splat_int(kInt8Offset * a.sums[row]));
-    return mul(to_floats(sum), mul(load(task.weight.scales() + column), splat(a.scales[row])));
-  }
-  return task.kind == TileKind::kInt4 ? mul(load(acc), splat(task.params.quantized.scales[row])) : load(acc);
-}
 
 // One row of one panel: columns [panel * 32, +32).
 SL_INLINE void apply_epilogue(const LinearTask& task, int64_t row, int64_t panel, Floats low, Floats high) {
@@ -92,18 +84,15 @@ inline void linear_tile(const LinearTask& task, int rows, int64_t row, int vecto
                 c_stride,
                 false,
                 prefetch};
-  if (task.kind == TileKind::kInt4) {
-    const int64_t num_groups = task.a_stride / kInt4Group;
-    args.sums = task.params.quantized.group_sums + row * num_groups;
-    args.sums_stride = num_groups * static_cast<ptrdiff_t>(sizeof(float));
+  if (const QuantizedRows& quantized = task.params.quantized; quantized.groups) {
+    args.groups = quantized.groups + row * quantized.groups_per_row();
+    args.groups_stride = quantized.groups_per_row() * static_cast<ptrdiff_t>(sizeof(RowGroup));
   }
   run_tile(task.kind, vectors, rows, args, kind);
   for (int r = 0; r < rows; ++r)
     for (int v = 0; v < vectors; v += 2) {
       const float* acc = c + r * c_stride + v * kLanes;
-      const int64_t column = (panel + v / 2) * PackedLinear::kPanel;
-      apply_epilogue(task, row + r, panel + v / 2, product(task, acc, row + r, column),
-                     product(task, acc + kLanes, row + r, column + kLanes));
+      apply_epilogue(task, row + r, panel + v / 2, load(acc), load(acc + kLanes));
     }
 }
 
@@ -139,8 +128,9 @@ inline void linear(const PackedLinear& weight, const LinearParams& params, int64
       int64_t row = begin;
       for (int t = 0; t < num_tiles; ++t) {
         const int tile_rows = height + (t < taller);
-        // The first two tiles bring the whole next panel near.
-        linear_tile(task, tile_rows, row, 2, panel, Prefetch::kStream, t < 2 ? next + t * stream_bytes : nullptr);
+        // The first tiles bring the whole next panel near.
+        const char* stream = t * stream_bytes < weight.panel_bytes() ? next + t * stream_bytes : nullptr;
+        linear_tile(task, tile_rows, row, 2, panel, Prefetch::kStream, stream);
         row += tile_rows;
       }
     }

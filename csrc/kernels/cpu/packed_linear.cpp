@@ -33,17 +33,19 @@ PackedLinear::PackedLinear(int64_t out_features, int64_t in_features, DType dtyp
   };
   weights_ = take(num_panels() * panel_bytes());
   const int64_t per_column = num_panels() * kPanel * static_cast<int64_t>(sizeof(float));
-  if (quantization == Quantization::kInt8) scales_ = take(per_column);
   if (has_bias) bias_ = take(per_column);
 }
 
 int64_t PackedLinear::num_words() const {
-  if (quantization_ != Quantization::kNone) return ceil_div(in_features_, 4);
+  if (quantization_ == Quantization::kInt8) return ceil_div(in_features_, kInt8Group) * kInt8Group / 4;
+  if (quantization_ == Quantization::kInt4) return in_features_ / 4;
   return in_features_ * static_cast<int64_t>(dtype_size(dtype_)) / 4;
 }
 
 int64_t PackedLinear::panel_bytes() const {
-  return quantization_ == Quantization::kInt4 ? in_features_ / kInt4Group * kInt4GroupBytes : num_words() * kWordStep;
+  if (quantization_ == Quantization::kInt8) return ceil_div(in_features_, kInt8Group) * kInt8GroupBytes;
+  if (quantization_ == Quantization::kInt4) return in_features_ / kInt4Group * kInt4GroupBytes;
+  return num_words() * kWordStep;
 }
 
 char* PackedLinear::column(int64_t index) const {
@@ -88,14 +90,14 @@ void PackedLinear::pack_quantized(const QuantizedTensor& weight, Placement place
 }
 
 void PackedLinear::pack_int8_row(const QuantizedTensor& weight, int64_t row, int64_t column_index) {
-  scales_.as<float>()[column_index] = weight.scales[row];
+  const int64_t num_groups = ceil_div(in_features_, kInt8Group);
   const uint8_t* codes = weight.codes + row * in_features_;
-  char* out = column(column_index);
-  for (int64_t k = 0; k < in_features_; k += 4, out += kWordStep) {
-    uint8_t word[4] = {};
-    for (int64_t i = 0; i < std::min<int64_t>(4, in_features_ - k); ++i)
-      word[i] = static_cast<uint8_t>(codes[k + i] + 128);
-    std::memcpy(out, word, 4);
+  char* group = column(column_index);
+  for (int64_t g = 0; g < num_groups; ++g, group += kInt8GroupBytes) {
+    const int64_t first = g * kInt8Group, count = std::min(kInt8Group, in_features_ - first);
+    for (int64_t k = 0; k < count; ++k)
+      group[k / 4 * kWordStep + k % 4] = static_cast<char>(static_cast<uint8_t>(codes[first + k] + 128));
+    std::memcpy(group + kInt8Group / 4 * kWordStep, &weight.scales[row * num_groups + g], 4);
   }
 }
 
@@ -121,8 +123,7 @@ void PackedLinear::pack_bias(const TensorView& bias, Placement placement) {
 }
 
 void PackedLinear::unpack_column(int64_t index, float* out) const {
-  if (quantization_ == Quantization::kInt8) return unpack_int8_column(index, out);
-  if (quantization_ == Quantization::kInt4) return unpack_int4_column(index, out);
+  SL_CHECK(quantization_ == Quantization::kNone);
   const char* in = column(index);
   if (dtype_ == DType::kFloat32) {
     for (int64_t k = 0; k < in_features_; ++k, in += kWordStep) std::memcpy(out + k, in, 4);
@@ -133,26 +134,6 @@ void PackedLinear::unpack_column(int64_t index, float* out) const {
     std::memcpy(pair, in, 4);
     out[k] = bf16_to_float(pair[0]);
     out[k + 1] = bf16_to_float(pair[1]);
-  }
-}
-
-void PackedLinear::unpack_int8_column(int64_t index, float* out) const {
-  const auto* in = reinterpret_cast<const uint8_t*>(column(index));
-  for (int64_t k = 0; k < in_features_; ++k)
-    out[k] = scales()[index] * static_cast<float>(in[k / 4 * kWordStep + k % 4] - 128);
-}
-
-void PackedLinear::unpack_int4_column(int64_t index, float* out) const {
-  const char* group = panel(index / kPanel);
-  const int64_t c = index % kPanel;
-  for (int64_t k = 0; k < in_features_; k += kInt4Group, group += kInt4GroupBytes) {
-    uint16_t scale, minimum;
-    std::memcpy(&scale, group + kScalesAt + c * 2, 2);
-    std::memcpy(&minimum, group + kMinimumsAt + c * 2, 2);
-    for (int64_t i = 0; i < kInt4Group; ++i) {
-      const int code = static_cast<uint8_t>(group[int4_byte(c, i)]) >> int4_shift(i) & 15;
-      out[k + i] = fp16_to_float(scale) * static_cast<float>(code) + fp16_to_float(minimum);
-    }
   }
 }
 

@@ -40,10 +40,9 @@ struct StoredHead {
   SL_INLINE void convert(const float* head, int head_dim, DType dtype) {
     if (dtype != DType::kInt8) return convert_head(elements, head, head_dim, dtype);
     auto* codes = reinterpret_cast<int8_t*>(elements);
-    float group_sums[kMaxHeadDim / kInt4Group];
-    int32_t sum;
-    quantize_row({codes, &scale, &sum, group_sums, round_up(head_dim, kInt4Group)}, 0, head_dim,
-                 [head](int i, int n) { return load_n(head + i, n); });
+    Floats x[kMaxHeadDim / kLanes];
+    for (int i = 0; i < head_dim; i += kLanes) x[i / kLanes] = load(head + i);
+    scale = quantize_group(x, head_dim / kLanes, 1.0f, Quantization::kInt8, codes).scale;
     for (int i = 0; i < head_dim; ++i) codes[i] = static_cast<int8_t>(codes[i] ^ 0x80);  // plus 128
   }
 };

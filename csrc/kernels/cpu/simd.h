@@ -10,29 +10,32 @@
 
 #include "core/types.h"
 
-#define STEPLOOP_ISA_AVX512 0
-#define STEPLOOP_ISA_AVX2 0
-#define STEPLOOP_ISA_VNNI 0
-#if defined(__AVX512F__) && defined(__AVX512BF16__)
-#undef STEPLOOP_ISA_AVX512
+#if defined(__AVX512BW__)  // 512 bits, with VNNI
 #define STEPLOOP_ISA_AVX512 1
+#define STEPLOOP_ISA_AVX2 0
+#if defined(__AVX512BF16__)
 #define STEPLOOP_ISA avx512
+#define STEPLOOP_ISA_BF16 1
+#else
+#define STEPLOOP_ISA avx512vnni
+#define STEPLOOP_ISA_BF16 0
+#endif
 #elif defined(__AVX2__)
-#undef STEPLOOP_ISA_AVX2
+#define STEPLOOP_ISA_AVX512 0
 #define STEPLOOP_ISA_AVX2 1
+#define STEPLOOP_ISA_BF16 0
 #if defined(__AVXVNNI__)
-#undef STEPLOOP_ISA_VNNI
-#define STEPLOOP_ISA_VNNI 1
 #define STEPLOOP_ISA avxvnni
 #elif defined(__AVX512VNNI__)
-#undef STEPLOOP_ISA_VNNI
-#define STEPLOOP_ISA_VNNI 1
-#define STEPLOOP_ISA avx512vnni
+#define STEPLOOP_ISA avxvnni_evex
 #else
 #define STEPLOOP_ISA avx2
 #endif
 #else
 #define STEPLOOP_ISA portable
+#define STEPLOOP_ISA_AVX512 0
+#define STEPLOOP_ISA_AVX2 0
+#define STEPLOOP_ISA_BF16 0
 #endif
 
 #define SL_INLINE inline __attribute__((always_inline))
@@ -40,6 +43,11 @@
 namespace steploop::STEPLOOP_ISA {
 inline constexpr int kLanes = 16;
 }
+
+// Each of the following also has, where tile.h needs them, steps of dot products: Dot::step(sums, a, b) adds to each lane
+// of sums (of float32, or int32: Dot::Element) the products of the word at a, which is the same for all lanes, and the
+// lane's word of b. A word is 1 float32, 2 bfloat16, or 4 codes, a's signed and b's unsigned; WidenedDot multiplies 2
+// float32 at a by 2 bfloat16.
 
 #if STEPLOOP_ISA_AVX512
 #include "kernels/cpu/simd_avx512.h"
@@ -88,7 +96,7 @@ SL_INLINE bool any_above(Floats x, float limit) {
 // x / (1 + e^-x)
 SL_INLINE Floats silu(Floats x) {
   const Floats power = min(max(mul(x, splat(-kLog2E)), splat(-126.0f)), splat(126.0f));
-  return div(x, add(splat(1.0f), exp2(power)));
+  return mul(x, reciprocal(add(splat(1.0f), exp2(power))));
 }
 
 }  // namespace steploop::STEPLOOP_ISA

@@ -1,4 +1,4 @@
-// simd.h for AVX2 with FMA and F16C: sixteen lanes are two registers. With STEPLOOP_ISA_VNNI, 8-bit products by VNNI.
+// simd.h for AVX2 with FMA and F16C: sixteen lanes are two registers. 8-bit products by VNNI where there is any.
 #pragma once
 
 #include <immintrin.h>
@@ -76,6 +76,7 @@ SL_INLINE Floats div(Floats a, Floats b) { return {_mm256_div_ps(a.low, b.low), 
 SL_INLINE Floats fma(Floats a, Floats b, Floats c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
+SL_INLINE Floats reciprocal(Floats x) { return div(splat(1.0f), x); }
 SL_INLINE Floats max(Floats a, Floats b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
 SL_INLINE Floats min(Floats a, Floats b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
 SL_INLINE Floats keep_first(Floats x, int n, Floats other) {
@@ -105,7 +106,7 @@ SL_INLINE Ints load_ints(const int32_t* p) {
   const auto* in = reinterpret_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(in), _mm256_loadu_si256(in + 1)};
 }
-SL_INLINE void store_ints(int32_t* p, Ints x) {
+SL_INLINE void store(int32_t* p, Ints x) {
   auto* out = reinterpret_cast<__m256i*>(p);
   _mm256_storeu_si256(out, x.low);
   _mm256_storeu_si256(out + 1, x.high);
@@ -156,40 +157,40 @@ SL_INLINE Words splat_word(const char* p) {
 SL_INLINE Words low_nibbles(Words x) { return bitwise_and(x, splat_int(0x0f0f0f0f)); }
 SL_INLINE Words high_nibbles(Words x) { return bitwise_and(shift_right(x, 4), splat_int(0x0f0f0f0f)); }
 
-// One step of a dot product over words: 1 float32, 2 bfloat16, or 4 codes, a's signed and b's unsigned.
-struct FloatSums {
-  using Sum = Floats;
-  using SumElement = float;
-  static SL_INLINE Sum load_sum(const float* p) { return load(p); }
-  static SL_INLINE void store_sum(float* p, Sum x) { store(p, x); }
+SL_INLINE Ints high_halves(Ints x) { return bitwise_and(x, splat_int(static_cast<int32_t>(0xffff0000u))); }
+
+struct Float32Dot {
+  using Element = float;
+  static SL_INLINE Floats step(Floats acc, const char* a, Words b) { return fma(floats_of(splat_word(a)), floats_of(b), acc); }
 };
-struct Float32Dot : FloatSums {
-  static SL_INLINE Sum step(Sum acc, Words a, Words b) { return fma(floats_of(a), floats_of(b), acc); }
-};
-struct BFloat16Dot : FloatSums {
-  static SL_INLINE Sum step(Sum acc, Words a, Words b) {
-    const Ints high = splat_int(static_cast<int32_t>(0xffff0000u));
-    acc = fma(floats_of(shift_left(a, 16)), floats_of(shift_left(b, 16)), acc);
-    return fma(floats_of(bitwise_and(a, high)), floats_of(bitwise_and(b, high)), acc);
+struct BFloat16Dot {
+  using Element = float;
+  static SL_INLINE Floats step(Floats acc, const char* a, Words b) {
+    const Words pair = splat_word(a);
+    acc = fma(floats_of(shift_left(pair, 16)), floats_of(shift_left(b, 16)), acc);
+    return fma(floats_of(high_halves(pair)), floats_of(high_halves(b)), acc);
   }
 };
-struct IntSums {
-  using Sum = Ints;
-  using SumElement = int32_t;
-  static SL_INLINE Sum load_sum(const int32_t* p) { return load_ints(p); }
-  static SL_INLINE void store_sum(int32_t* p, Sum x) { store_ints(p, x); }
+struct WidenedDot {
+  using Element = float;
+  static SL_INLINE Floats step(Floats acc, const char* a, Words b) {
+    acc = fma(floats_of(splat_word(a)), floats_of(shift_left(b, 16)), acc);
+    return fma(floats_of(splat_word(a + 4)), floats_of(high_halves(b)), acc);
+  }
 };
 
-#if STEPLOOP_ISA_VNNI
+#if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
 
 #if defined(__AVXVNNI__)
 #define SL_DPBUSD _mm256_dpbusd_avx_epi32
 #else  // the same in EVEX encoding, for processors with AVX-512 VNNI
 #define SL_DPBUSD _mm256_dpbusd_epi32
 #endif
-struct Int8Dot : IntSums {
-  static SL_INLINE Sum step(Sum acc, Words a, Words b) {
-    return {SL_DPBUSD(acc.low, b.low, a.low), SL_DPBUSD(acc.high, b.high, a.high)};
+struct Int8Dot {
+  using Element = int32_t;
+  static SL_INLINE Ints step(Ints acc, const char* a, Words b) {
+    const Words codes = splat_word(a);
+    return {SL_DPBUSD(acc.low, b.low, codes.low), SL_DPBUSD(acc.high, b.high, codes.high)};
   }
 };
 using NibbleDot = Int8Dot;
@@ -201,25 +202,38 @@ inline constexpr int kInt8Offset = 128;  // that Int8Dot leaves on every code of
 SL_INLINE __m256i dot_codes(__m256i acc, __m256i b, __m256i a) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(b, a), _mm256_set1_epi16(1)));
 }
-struct NibbleDot : IntSums {  // b's codes are 0..15: never saturates
-  static SL_INLINE Sum step(Sum acc, Words a, Words b) {
-    return {dot_codes(acc.low, b.low, a.low), dot_codes(acc.high, b.high, a.high)};
+struct NibbleDot {  // b's codes are 0..15: never saturates
+  using Element = int32_t;
+  static SL_INLINE Ints step(Ints acc, const char* a, Words b) {
+    const Words codes = splat_word(a);
+    return {dot_codes(acc.low, b.low, codes.low), dot_codes(acc.high, b.high, codes.high)};
   }
 };
 // The magnitude of b times a with b's sign: 127 * 127 twice is within 16 bits, 255 * 127 would not be.
-struct Int8Dot : IntSums {
+struct Int8Dot {
+  using Element = int32_t;
   static SL_INLINE __m256i half(__m256i acc, __m256i a, __m256i b) {
     const __m256i code = _mm256_xor_si256(b, _mm256_set1_epi8(-128));
     return dot_codes(acc, _mm256_abs_epi8(code), _mm256_sign_epi8(a, code));
   }
-  static SL_INLINE Sum step(Sum acc, Words a, Words b) {
-    return {half(acc.low, a.low, b.low), half(acc.high, a.high, b.high)};
+  static SL_INLINE Ints step(Ints acc, const char* a, Words b) {
+    const Words codes = splat_word(a);
+    return {half(acc.low, codes.low, b.low), half(acc.high, codes.high, b.high)};
   }
 };
 inline constexpr int kInt8Offset = 0;
 
 #endif
 
+// The other lane of each pair that are kStep apart.
+template <int kStep>
+SL_INLINE Floats swap_lanes(Floats x) {
+  if constexpr (kStep == 1) return {_mm256_permute_ps(x.low, 0xb1), _mm256_permute_ps(x.high, 0xb1)};
+  if constexpr (kStep == 2) return {_mm256_permute_ps(x.low, 0x4e), _mm256_permute_ps(x.high, 0x4e)};
+  if constexpr (kStep == 4)
+    return {_mm256_permute2f128_ps(x.low, x.low, 1), _mm256_permute2f128_ps(x.high, x.high, 1)};
+  if constexpr (kStep == 8) return {x.high, x.low};
+}
 SL_INLINE void prefetch_l1(const char* p) { _mm_prefetch(p, _MM_HINT_T0); }
 SL_INLINE void prefetch_l2(const char* p) { _mm_prefetch(p, _MM_HINT_T1); }
 

@@ -38,6 +38,7 @@ SL_INLINE Floats sub(Floats a, Floats b) { return a - b; }
 SL_INLINE Floats mul(Floats a, Floats b) { return a * b; }
 SL_INLINE Floats div(Floats a, Floats b) { return a / b; }
 SL_INLINE Floats fma(Floats a, Floats b, Floats c) { return a * b + c; }
+SL_INLINE Floats reciprocal(Floats x) { return div(splat(1.0f), x); }
 SL_INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
 SL_INLINE Floats min(Floats a, Floats b) { return a < b ? a : b; }
 SL_INLINE Floats keep_first(Floats x, int n, Floats other) {
@@ -113,35 +114,35 @@ SL_INLINE Floats load_half(const char* p) {
 SL_INLINE Words low_nibbles(Words x) { return x & 0x0f0f0f0fu; }
 SL_INLINE Words high_nibbles(Words x) { return x >> 4 & 0x0f0f0f0fu; }
 
-// One step of a dot product over words: 1 float32, 2 bfloat16, or 4 codes, a's signed and b's unsigned.
-struct FloatSums {
-  using Sum = Floats;
-  using SumElement = float;
-  static SL_INLINE Sum load_sum(const float* p) { return load(p); }
-  static SL_INLINE void store_sum(float* p, Sum x) { store(p, x); }
-};
-struct Float32Dot : FloatSums {
-  static SL_INLINE Sum step(Sum acc, Words a, Words b) {
-    return reinterpret_cast<Floats>(a) * reinterpret_cast<Floats>(b) + acc;
+SL_INLINE void store(int32_t* p, Ints x) { std::memcpy(p, &x, sizeof x); }
+
+struct Float32Dot {
+  using Element = float;
+  static SL_INLINE Floats step(Floats acc, const char* a, Words b) {
+    return reinterpret_cast<Floats>(splat_word(a)) * reinterpret_cast<Floats>(b) + acc;
   }
 };
-struct BFloat16Dot : FloatSums {
-  static SL_INLINE Sum step(Sum acc, Words a, Words b) {
-    const Words high = Words{} + 0xffff0000u;
-    acc = reinterpret_cast<Floats>(a << 16) * reinterpret_cast<Floats>(b << 16) + acc;
-    return reinterpret_cast<Floats>(a & high) * reinterpret_cast<Floats>(b & high) + acc;
+struct BFloat16Dot {
+  using Element = float;
+  static SL_INLINE Floats step(Floats acc, const char* a, Words b) {
+    const Words high = Words{} + 0xffff0000u, pair = splat_word(a);
+    acc = reinterpret_cast<Floats>(pair << 16) * reinterpret_cast<Floats>(b << 16) + acc;
+    return reinterpret_cast<Floats>(pair & high) * reinterpret_cast<Floats>(b & high) + acc;
   }
 };
-struct IntSums {
-  using Sum = Ints;
-  using SumElement = int32_t;
-  static SL_INLINE Sum load_sum(const int32_t* p) { return load_ints(p); }
-  static SL_INLINE void store_sum(int32_t* p, Sum x) { std::memcpy(p, &x, sizeof x); }
+struct WidenedDot {
+  using Element = float;
+  static SL_INLINE Floats step(Floats acc, const char* a, Words b) {
+    acc = reinterpret_cast<Floats>(splat_word(a)) * reinterpret_cast<Floats>(b << 16) + acc;
+    return reinterpret_cast<Floats>(splat_word(a + 4)) * reinterpret_cast<Floats>(b & 0xffff0000u) + acc;
+  }
 };
-struct Int8Dot : IntSums {
-  static SL_INLINE Sum step(Sum acc, Words a, Words b) {
+struct Int8Dot {
+  using Element = int32_t;
+  static SL_INLINE Ints step(Ints acc, const char* a, Words b) {
+    const Words codes = splat_word(a);
     for (int i = 0; i < 32; i += 8)
-      acc += (reinterpret_cast<Ints>(a << (24 - i)) >> 24) * reinterpret_cast<Ints>(b >> i & 0xffu);
+      acc += (reinterpret_cast<Ints>(codes << (24 - i)) >> 24) * reinterpret_cast<Ints>(b >> i & 0xffu);
     return acc;
   }
 };
@@ -149,6 +150,13 @@ using NibbleDot = Int8Dot;            // for b's codes of 0..15
 inline constexpr int kInt8Offset = 128;  // that Int8Dot leaves on every code of b
 SL_INLINE Ints shift_left(Ints x, int n) { return x << n; }
 SL_INLINE Ints shift_right(Ints x, int n) { return x >> n; }  // rounding down
+// The other lane of each pair that are kStep apart.
+template <int kStep>
+SL_INLINE Floats swap_lanes(Floats x) {
+  Floats swapped;
+  for (int i = 0; i < kLanes; ++i) swapped[i] = x[i ^ kStep];
+  return swapped;
+}
 SL_INLINE void prefetch_l1(const char* p) { __builtin_prefetch(p, 0, 3); }
 SL_INLINE void prefetch_l2(const char* p) { __builtin_prefetch(p, 0, 2); }
 

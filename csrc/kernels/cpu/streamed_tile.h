@@ -12,12 +12,19 @@ inline constexpr int kMaxStreamedRows = 6;
 #if STEPLOOP_ISA_AVX512
 
 template <TileKind kKind>
-SL_INLINE Words dot_step(Words sums, Words a, Words b) {
-  if constexpr (kKind == TileKind::kInt8) return _mm512_dpbusd_epi32(sums, b, a);
+SL_INLINE Words dot_step(Words sums, const char* a, Words b) {
   const Floats c = _mm512_castsi512_ps(sums);
-  return _mm512_castps_si512(kKind == TileKind::kBFloat16
-                                 ? _mm512_dpbf16_ps(c, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b))
-                                 : _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), c));
+  if constexpr (kKind == TileKind::kInt8)
+    return _mm512_dpbusd_epi32(sums, b, splat_word(a));
+  else if constexpr (kKind == TileKind::kFloat32)
+    return _mm512_castps_si512(fma(_mm512_castsi512_ps(splat_word(a)), _mm512_castsi512_ps(b), c));
+  else
+#if STEPLOOP_ISA_BF16
+    return _mm512_castps_si512(
+        _mm512_dpbf16_ps(c, reinterpret_cast<__m512bh>(splat_word(a)), reinterpret_cast<__m512bh>(b)));
+#else
+    return _mm512_castps_si512(BFloat16Dot::step(c, a, b));
+#endif
 }
 
 // Out of line, so that no accumulator is spilled.
@@ -46,7 +53,7 @@ __attribute__((noinline)) void streamed_tile(const TileArgs& args, const char* c
       }
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        const Words a_word = splat_word(a[r / 3] + r % 3 * a_stride);
+        const char* const a_word = a[r / 3] + r % 3 * a_stride;
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) sums[r][v] = dot_step<kKind>(sums[r][v], a_word, b_words[v]);
       }

@@ -19,8 +19,8 @@
 #define ARG_ACCUMULATE 64
 #define ARG_PREFETCH 72
 #define ARG_PREFETCH_STEP 80
-#define ARG_SUMS 88
-#define ARG_SUMS_STRIDE 96
+#define ARG_GROUPS 88
+#define ARG_GROUPS_STRIDE 96
 
 // Registers: a's rows in threes, base + 0, 1, 2 strides: r8 r9 r10 r11 rbx, stride rsi. b's vectors: r12 r13 r14 r15,
 // stride rdx (eight vectors are four pairs, each pair one pointer). rbp: the stream to prefetch. rax: words left.
@@ -50,8 +50,9 @@
   .endif
 .endm
 
+.set a_offset, 0  // bytes from where a's registers point; other words of an unrolled loop set it
 .macro splat address, z
-  vpbroadcastd zmm\z, dword ptr [\address]
+  vpbroadcastd zmm\z, dword ptr [\address+a_offset]
 .endm
 
 .macro clear z
@@ -67,6 +68,14 @@
 
 .macro multiply op, c, b, a
   \op zmm\c, zmm\b, zmm\a
+.endm
+
+.macro clear_from first, count
+  .set index, \first
+  .rept \count
+    clear %index
+    .set index, index + 1
+  .endr
 .endm
 
 .macro load_c z, offset
@@ -161,53 +170,39 @@
   .endif
 .endm
 
-.macro load_b_vectors vectors, first, kind
+// advance: what is added to the pointers, "none" for nothing.
+.macro load_b_vectors vectors, first, kind, offset=0, advance=rdx
   .irp pair, <r12,0>, <r13,1>, <r14,2>, <r15,3>
-    load_b_vector \vectors, \first, \kind, \pair
+    load_b_vector \vectors, \first, \kind, \pair, \offset, \advance
   .endr
 .endm
 
-.macro load_b_vector vectors, first, kind, base, index
+.macro load_b_vector vectors, first, kind, base, index, offset=0, advance=rdx
   .if \vectors == 8
-    load_b %(\first + 2*\index), \base, 0, \kind
-    load_b %(\first + 2*\index + 1), \base, 64, \kind
-    add \base, rdx
+    load_b %(\first + 2*\index), \base, %(\offset), \kind
+    load_b %(\first + 2*\index + 1), \base, %(\offset + 64), \kind
+    advance_b \base, \advance
   .elseif \vectors > \index
-    load_b %(\first + \index), \base, 0, \kind
-    add \base, rdx
+    load_b %(\first + \index), \base, %(\offset), \kind
+    advance_b \base, \advance
   .endif
 .endm
 
-// kind 0: one line of the prefetch stream a word, to L2; 1: b itself, 3 KiB ahead, to L1.
-.macro dot_tile name, op, rows, vectors, kind
-  .p2align 5
-\name:
-  save_registers
-  cmp byte ptr [rdi+ARG_ACCUMULATE], 0
-  je 1f
-  each_accumulator load_c, \rows, \vectors
-  jmp 2f
-1:
-  .set index, 0
-  .rept \rows*\vectors
-    clear %index
-    .set index, index + 1
-  .endr
-2:
-  set_row_bases \rows
-  mov rdx, [rdi+ARG_B_STRIDE]
-  mov rcx, [rdi+ARG_NUM_SEGMENTS]
-  mov rbp, [rdi+ARG_PREFETCH]
-3:
-  load_b_pointers \vectors
-  mov rax, [rdi+ARG_WORDS]
-  .p2align 5
-4:
-  load_b_vectors \vectors, %(\rows*\vectors), \kind
+.macro advance_b base, bytes
+  .ifnc \bytes, none
+    add \base, \bytes
+  .endif
+.endm
+
+.macro prefetch_stream kind
   .if \kind == 0
     prefetcht1 [rbp]
     add rbp, [rdi+ARG_PREFETCH_STEP]
   .endif
+.endm
+
+// The products of a word of each row with those of b.
+.macro multiply_rows op, rows, vectors
   .set row, 0
   .rept \rows
     // The registers left over hold a's words in turn.
@@ -220,6 +215,32 @@
     .endr
     .set row, row + 1
   .endr
+.endm
+
+// kind 0: one line of the prefetch stream a word, to L2; 1: b itself, 3 KiB ahead, to L1.
+.macro dot_tile name, op, rows, vectors, kind
+  .p2align 5
+\name:
+  save_registers
+  cmp byte ptr [rdi+ARG_ACCUMULATE], 0
+  je 1f
+  each_accumulator load_c, \rows, \vectors
+  jmp 2f
+1:
+  clear_from 0, %(\rows*\vectors)
+2:
+  set_row_bases \rows
+  mov rdx, [rdi+ARG_B_STRIDE]
+  mov rcx, [rdi+ARG_NUM_SEGMENTS]
+  mov rbp, [rdi+ARG_PREFETCH]
+3:
+  load_b_pointers \vectors
+  mov rax, [rdi+ARG_WORDS]
+  .p2align 5
+4:
+  load_b_vectors \vectors, %(\rows*\vectors), \kind
+  prefetch_stream \kind
+  multiply_rows \op, \rows, \vectors
   advance_rows \rows, 4
   dec rax
   jnz 4b
@@ -229,10 +250,183 @@
   restore_registers
 .endm
 
+// ---- Rows of float32 by bfloat16: b's pairs are widened, the low numbers and then the high ones ----------------------
+// zmm: accumulators, low numbers of b, high ones, a.
+
+.macro splat_next address, z
+  vpbroadcastd zmm\z, dword ptr [\address+4]
+.endm
+
+.macro widen low, high
+  vpandd zmm\high, zmm\low, dword ptr [rip+steploop_high_half]{1to16}
+  vpslld zmm\low, zmm\low, 16
+.endm
+
+.macro multiply_widened rows, vectors, which, splat_macro, b
+  .set row, 0
+  .rept \rows
+    .set a_register, \rows*\vectors + 2*\vectors + (2*row + \which) % (32 - \rows*\vectors - 2*\vectors)
+    with_row_address \splat_macro, %row, %a_register
+    .set vector, 0
+    .rept \vectors
+      multiply vfmadd231ps, %(row*\vectors + vector), %(\b + vector), %a_register
+      .set vector, vector + 1
+    .endr
+    .set row, row + 1
+  .endr
+.endm
+
+.macro widened_tile name, rows, vectors, kind
+  .p2align 5
+\name:
+  save_registers
+  clear_from 0, %(\rows*\vectors)
+  set_row_bases \rows
+  mov rdx, [rdi+ARG_B_STRIDE]
+  mov rbp, [rdi+ARG_PREFETCH]
+  load_b_pointers \vectors
+  mov rcx, [rdi+ARG_WORDS]
+  .p2align 5
+1:
+  load_b_vectors \vectors, %(\rows*\vectors), \kind
+  .set vector, 0
+  .rept \vectors
+    widen %(\rows*\vectors + vector), %(\rows*\vectors + \vectors + vector)
+    .set vector, vector + 1
+  .endr
+  prefetch_stream \kind
+  multiply_widened \rows, \vectors, 0, splat, %(\rows*\vectors)
+  multiply_widened \rows, \vectors, 1, splat_next, %(\rows*\vectors + \vectors)
+  advance_rows \rows, 8
+  dec rcx
+  jnz 1b
+  each_accumulator store_c, \rows, \vectors
+  restore_registers
+.endm
+
+// ---- 8 bits in groups of 64 k: 16 words, then the 16 scales of each vector --------------------------------------------
+// The sum of a group is an integer that begins with the row's term; c, in memory, += scale of b * sum * scale of a.
+
+.macro store_zero z, offset
+  vmovups [rax+\offset], zmm0
+.endm
+
+.macro begin_sums row, vectors
+  begin_sum %(\row*\vectors)
+  .set vector, 1
+  .rept \vectors-1
+    copy_sum %(\row*\vectors + vector), %(\row*\vectors)
+    .set vector, vector + 1
+  .endr
+.endm
+
+.macro begin_sum z
+  vpbroadcastd zmm\z, dword ptr [rdx+4]
+.endm
+
+.macro copy_sum z, from
+  vmovdqa64 zmm\z, zmm\from
+.endm
+
+// A line of the stream for each of four words; rdx from a line to the next.
+.macro prefetch_stream_of_word word, kind
+  .if \kind == 0
+    .if \word % 2
+      prefetcht1 [rbp+rdx]
+      lea rbp, [rbp+2*rdx]
+    .else
+      prefetcht1 [rbp]
+    .endif
+  .endif
+.endm
+
+.macro int8_groups_word word, rows, vectors, kind
+  load_b_vectors \vectors, %(\rows*\vectors), \kind, %(\word*128), none
+  prefetch_stream_of_word \word, \kind
+  .set a_offset, \word*4
+  multiply_rows vpdpbusd, \rows, \vectors
+  .set a_offset, 0
+.endm
+
+.macro advance_b_pointers vectors, bytes
+  .irp pair, <r12,0>, <r13,1>, <r14,2>, <r15,3>
+    advance_b_pointer \vectors, \bytes, \pair
+  .endr
+.endm
+
+.macro advance_b_pointer vectors, bytes, base, index
+  .if \vectors > \index
+    add \base, \bytes
+  .endif
+.endm
+
+.macro fold_row row, vectors, scales, a_scale
+  vbroadcastss zmm\a_scale, dword ptr [rdx]
+  .set vector, 0
+  .rept \vectors
+    fold_into_c %(\row*\vectors + vector), %(\scales + vector), \a_scale, %((\row*\vectors + vector)*64)
+    .set vector, vector + 1
+  .endr
+.endm
+
+.macro fold_into_c z, scale, a_scale, offset
+  vcvtdq2ps zmm\z, zmm\z
+  vmulps zmm\z, zmm\z, zmm\scale
+  vfmadd213ps zmm\z, zmm\a_scale, [rax+\offset]
+  vmovups [rax+\offset], zmm\z
+.endm
+
+.macro int8_groups_tile name, rows, vectors, kind
+  .p2align 5
+\name:
+  save_registers
+  set_row_bases \rows
+  load_b_pointers \vectors
+  clear 0
+  each_accumulator store_zero, \rows, \vectors
+  mov rbp, [rdi+ARG_PREFETCH]
+  mov rcx, [rdi+ARG_WORDS]
+  shr rcx, 4
+  mov rax, [rdi+ARG_GROUPS]
+  mov [rsp], rax  // row 0's, of the group in progress
+1:
+  mov rdx, [rsp]
+  .set row_of_group, 0
+  .rept \rows
+    begin_sums %row_of_group, \vectors
+    add rdx, [rdi+ARG_GROUPS_STRIDE]
+    .set row_of_group, row_of_group + 1
+  .endr
+  mov rdx, [rdi+ARG_PREFETCH_STEP]
+  mov eax, 4
+  .p2align 5
+2:
+  .irp word, 0, 1, 2, 3
+    int8_groups_word \word, \rows, \vectors, \kind
+  .endr
+  advance_b_pointers \vectors, 512
+  advance_rows \rows, 16
+  dec eax
+  jnz 2b
+  load_b_vectors \vectors, %(\rows*\vectors), \kind, 0, 128  // the scales
+  mov rax, [rdi+ARG_C]
+  mov rdx, [rsp]
+  .set row_of_group, 0
+  .rept \rows
+    fold_row %row_of_group, \vectors, %(\rows*\vectors), %(\rows*\vectors + \vectors)
+    add rdx, [rdi+ARG_GROUPS_STRIDE]
+    .set row_of_group, row_of_group + 1
+  .endr
+  add qword ptr [rsp], 8
+  dec rcx
+  jnz 1b
+  restore_registers
+.endm
+
 // ---- 4 bits: groups of 32 k, each 4 lines of codes a vector, then the 16 scales and the 16 minimums of each vector ----
 // A line holds, for 16 columns, four codes of k in the low nibbles of a word and the next four in the high ones. The sum
-// of a group is an integer; c += scale * sum + minimum * (sum of a's codes), in float32, group by group.
-// zmm: integer sums, float32 sums, then t = 2 rows vectors: t and t+1 codes, zmm31 the mask.
+// of a group is an integer; c += scale of b * sum * scale of a + minimum * the row's term, in float32, group by group.
+// zmm: integer sums, float32 sums; zmm29 and zmm30 codes, then scales and minimums; zmm31 the mask.
 
 .macro dot_codes address, c
   vpdpbusd zmm\c, zmm30, dword ptr [\address]{1to16}
@@ -290,11 +484,9 @@
 
 .macro fold integer, sum
   vcvtdq2ps zmm\integer, zmm\integer
-  vfmadd231ps zmm\sum, zmm\integer, zmm29
-.endm
-
-.macro fold_minimum sum, disp
-  vfmadd231ps zmm\sum, zmm30, dword ptr [rax+\disp]{1to16}
+  vmulps zmm\integer, zmm\integer, zmm29
+  vfmadd231ps zmm\sum, zmm\integer, dword ptr [rax]{1to16}
+  vfmadd231ps zmm\sum, zmm30, dword ptr [rax+4]{1to16}
 .endm
 
 .macro fold_vector rows, vectors, base, offset, vector
@@ -304,7 +496,6 @@
   .set row, 0
   .rept \rows
     fold %(row*\vectors + \vector), %(\rows*\vectors + row*\vectors + \vector)
-    fold_minimum %(\rows*\vectors + row*\vectors + \vector), 0
     .set row, row + 1
     .if row < \rows
       add rax, rbx
@@ -344,35 +535,27 @@
 .endm
 
 // rows*vectors <= 14; words: 4-byte words of a, 8 a group.
-.macro int4_tile name, rows, vectors
+.macro int4_groups_tile name, rows, vectors
   .p2align 5
 \name:
   save_registers
   set_row_bases \rows
   mov rax, [rsp]
   each_pair load_pair, \rows, \vectors
-  mov r11, [rdi+ARG_SUMS]
-  mov rbx, [rdi+ARG_SUMS_STRIDE]
+  mov r11, [rdi+ARG_GROUPS]
+  mov rbx, [rdi+ARG_GROUPS_STRIDE]
   mov rcx, [rdi+ARG_WORDS]
   shr rcx, 3
   mov eax, 0x0f0f0f0f
   vpbroadcastd zmm31, eax
-  .set index, \rows*\vectors
-  .rept \rows*\vectors
-    clear %index
-    .set index, index + 1
-  .endr
+  clear_from %(\rows*\vectors), %(\rows*\vectors)
   .p2align 5
 1:
-  .set index, 0
-  .rept \rows*\vectors
-    clear %index
-    .set index, index + 1
-  .endr
+  clear_from 0, %(\rows*\vectors)
   each_pair dot_pair, \rows, \vectors
   each_pair fold_pair, \rows, \vectors
   advance_rows \rows, 32
-  add r11, 4
+  add r11, 8
   dec rcx
   jnz 1b
   mov rax, [rdi+ARG_C]
@@ -391,10 +574,11 @@
 .endm
 
 // ---- Every shape, and the tables that tile.h calls through -----------------------------------------------------------
-// dot: [kind][vectors 1, 2, 4, 8][rows 1..14]; int4: [vectors 2, 4, 8][rows 1..7]; null: no such shape.
+// Most: [kind][vectors 1, 2, 4, 8][rows 1..14]; int4: [vectors 2, 4, 8][rows 1..7]; null: no such shape.
 
-.macro dot_shape action, prefix, op, rows, vectors, kind
-  .if \rows*\vectors + \vectors > 31 || (\kind == 1 && \vectors == 1)
+// registers: how many a vector of b takes; some are left for a.
+.macro dot_shape action, prefix, op, rows, vectors, kind, registers
+  .if \rows*\vectors + \vectors*\registers > 31 || (\vectors == 1 && (\kind == 1 || \registers > 1))
     \action none, \op, \rows, \vectors, \kind
   .else
     \action \prefix\()_\rows\()x\vectors\()_\kind, \op, \rows, \vectors, \kind
@@ -402,8 +586,17 @@
 .endm
 
 .macro define_dot name, op, rows, vectors, kind
-  .ifnc \name, none
-    dot_tile \name, \op, \rows, \vectors, \kind
+  .ifc \name, none
+  .else
+    .ifc \op, widened
+      widened_tile \name, \rows, \vectors, \kind
+    .else
+      .ifc \op, int8_groups
+        int8_groups_tile \name, \rows, \vectors, \kind
+      .else
+        dot_tile \name, \op, \rows, \vectors, \kind
+      .endif
+    .endif
   .endif
 .endm
 
@@ -415,11 +608,11 @@
   .endif
 .endm
 
-.macro each_dot action, prefix, op
+.macro each_dot action, prefix, op, registers=1
   .irp kind, 0, 1
     .irp vectors, 1, 2, 4, 8
       .irp rows, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
-        dot_shape \action, \prefix, \op, \rows, \vectors, \kind
+        dot_shape \action, \prefix, \op, \rows, \vectors, \kind, \registers
       .endr
     .endr
   .endr
@@ -435,7 +628,7 @@
 
 .macro define_int4 name, op, rows, vectors, kind
   .ifnc \name, none
-    int4_tile \name, \rows, \vectors
+    int4_groups_tile \name, \rows, \vectors
   .endif
 .endm
 
@@ -456,17 +649,28 @@
 
   each_dot define_dot, float32, vfmadd231ps
   each_dot define_dot, bfloat16, vdpbf16ps
+  each_dot define_dot, widened, widened, 2
   each_dot define_dot, int8, vpdpbusd
+  each_dot define_dot, int8_groups, int8_groups
   each_int4 define_int4
+
+  .section .rodata.cst4, "aM", @progbits, 4
+  .p2align 2
+steploop_high_half:
+  .long 0xffff0000
 
   .section .data.rel.ro, "aw", @progbits
 table steploop_float32_tiles
   each_dot enter, float32, 0
 table steploop_bfloat16_tiles
   each_dot enter, bfloat16, 0
+table steploop_widened_tiles
+  each_dot enter, widened, 0, 2
 table steploop_int8_tiles
   each_dot enter, int8, 0
-table steploop_int4_tiles
+table steploop_int8_groups_tiles
+  each_dot enter, int8_groups, 0
+table steploop_int4_groups_tiles
   each_int4 enter
 
 #endif

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -110,14 +110,14 @@ class ModelSpec:
         return self.num_layers * (attention + mlp) + embeddings
 
     def to_native(
-        self, linear_formats: Mapping[str, str] | None = None, *, rotated_down: bool = False
+        self, linear_formats: Mapping[str, str] | None = None, rotated: Iterable[str] = ()
     ) -> _C.ModelConfig:
         """The native counterpart.
 
         Args:
             linear_formats: "int8" or "int4" for each kind of linear weight (qkv, o, gate_up, down, lm_head) that is
                 stored so.
-            rotated_down: Whether the rows of down are rotated, and its inputs are to be.
+            rotated: Those of them whose columns are rotated (`steploop.weights.quantize.rotate`).
 
         Raises:
             UnsupportedModelError: a shape the native core cannot run, such as an unusual head_dim.
@@ -126,7 +126,7 @@ class ModelSpec:
 
         fields: dict[str, Any] = dict(self.__dict__)
         del fields["architecture"], fields["sliding_window"]
-        return _C.ModelConfig(**fields, quantization=dict(linear_formats or {}), rotated_down=rotated_down)
+        return _C.ModelConfig(**fields, quantization=dict(linear_formats or {}), rotated=set(rotated))
 
 
 def check_architecture(architecture: str, names: tuple[str, ...] = ARCHITECTURES) -> None:

@@ -13,6 +13,7 @@ import torch
 from steploop import _C
 from steploop.errors import InvalidArgumentError, ModelLoadError, UnsupportedDeviceError, UnsupportedModelError
 from steploop.weights import open_checkpoint
+from steploop.weights.quantize import quantize_int4, quantize_int8, rotate
 
 from .serving import make_engine, random_work
 from .test_batch_invariance import ISAS, check
@@ -32,40 +33,20 @@ Quantized = tuple[torch.Tensor, ...]
 
 
 def quantized(weight: torch.Tensor, kind: str) -> Quantized:
-    """Codes, scales and, for int4, minimums: the nearest codes between the extremes."""
-    if kind == "int8":
-        scales = weight.abs().amax(1) / 127
-        return (weight / scales[:, None]).round().to(torch.int8), scales
-    groups = weight.view(len(weight), -1, 32)
-    minimums = groups.amin(-1).half()
-    scales = ((groups.amax(-1) - minimums.float()) / 15).half()
-    codes = ((groups - minimums.float()[..., None]) / scales.float()[..., None]).round().clamp(0, 15)
-    return codes.to(torch.uint8).view(weight.shape), scales, minimums
+    return quantize_int8(weight) if kind == "int8" else quantize_int4(weight)
 
 
 def dequantized(codes: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | None = None) -> torch.Tensor:
     if minimums is None:
-        return codes.float() * scales[:, None]
+        return codes.float() * scales.repeat_interleave(64, 1)[:, : codes.shape[1]]
     groups = codes.view(len(codes), -1, 32).float() * scales.float()[..., None] + minimums.float()[..., None]
     return groups.view(codes.shape)
 
 
-def rotated(weight: torch.Tensor) -> torch.Tensor:
-    """Each row times a Hadamard matrix over runs of 16 columns."""
-    runs = 1
-    while runs < 64 and weight.shape[1] % (2 * runs * 16) == 0:
-        runs *= 2
-    matrix = torch.ones(1, 1)
-    while len(matrix) < runs:
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
-    blocks = weight.view(len(weight), -1, runs, 16)
-    return torch.einsum("ij,nbjl->nbil", matrix / runs**0.5, blocks).reshape(weight.shape)
-
-
-def load_pair(folder: Path, formats: dict[str, str], *, rotate: bool = False) -> tuple[Any, Any]:
+def load_pair(folder: Path, formats: dict[str, str], *, turn: bool = False) -> tuple[Any, Any]:
     """The quantised model, and a float32 one of the weights that its codes stand for."""
     checkpoint = open_checkpoint(str(folder), None)
-    model = _C.Model(checkpoint.spec.to_native(formats, rotated_down=rotate), dtype="float32")
+    model = _C.Model(checkpoint.spec.to_native(formats, formats if turn else ()), dtype="float32")
     plain = _C.Model(checkpoint.spec.to_native(), dtype="float32")
     for name, tensor in checkpoint.tensors(torch.float32):
         format_ = formats.get(LINEARS.get(name.split(".")[-2], ""))
@@ -73,10 +54,10 @@ def load_pair(folder: Path, formats: dict[str, str], *, rotate: bool = False) ->
             model.load_weight(name, tensor)
             plain.load_weight(name, tensor)
             continue
-        turn = rotated if rotate and name.endswith("down_proj.weight") else (lambda weight: weight)
-        parts = quantized(turn(tensor.float()), format_)
-        model.load_quantized_weight(name, *(part.contiguous() for part in parts))
-        plain.load_weight(name, turn(dequantized(*parts)).contiguous())  # rotating twice turns back
+        parts = quantized(rotate(tensor) if turn else tensor, format_)
+        model.load_quantized_weight(name, *parts)
+        meant = dequantized(*parts)
+        plain.load_weight(name, rotate(meant) if turn else meant)  # rotating twice turns back
     model.finish_loading()
     plain.finish_loading()
     return model, plain
@@ -84,7 +65,7 @@ def load_pair(folder: Path, formats: dict[str, str], *, rotate: bool = False) ->
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    ("formats", "rotate"),
+    ("formats", "turn"),
     [
         (dict.fromkeys(ALL, "int8"), False),
         (dict.fromkeys(ALL, "int8"), True),
@@ -97,13 +78,13 @@ def test_logits_and_batch_invariance(
     tiny_llama: Path,
     isa: str,
     formats: dict[str, str],
-    rotate: bool,
+    turn: bool,
     needs_isa: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     needs_isa(isa)
     monkeypatch.setenv("STEPLOOP_CPU_ISA", isa)
-    model, plain = load_pair(tiny_llama, formats, rotate=rotate)
+    model, plain = load_pair(tiny_llama, formats, turn=turn)
     rng = random.Random(1)
     tokens = [rng.randrange(300) for _ in range(120)]
     got, expected = (torch.from_numpy(make_engine(one).teacher_forced_logits(tokens)) for one in (model, plain))
@@ -141,10 +122,10 @@ def test_formats_that_cannot_be(tiny_llama: Path) -> None:
     spec = open_checkpoint(str(tiny_llama), None).spec
     with pytest.raises(InvalidArgumentError, match="quantization must be one of none, int8, int4, got fp8"):
         spec.to_native({"o": "fp8"})
-    with pytest.raises(InvalidArgumentError, match="must be given for qkv, o, gate_up, down or lm_head, got mlp"):
+    with pytest.raises(InvalidArgumentError, match="is one of qkv, o, gate_up, down or lm_head, got mlp"):
         spec.to_native({"mlp": "int8"})
     with pytest.raises(UnsupportedModelError, match="only a quantised down can be rotated"):
-        spec.to_native({"o": "int8"}, rotated_down=True)
+        spec.to_native({"o": "int8"}, ["down"])
     odd = {**spec.__dict__, "hidden_size": 80}
     with pytest.raises(UnsupportedModelError, match="int4 needs in_features to be a multiple of 32, got 80; int8 and"):
         _C.Model(type(spec)(**odd).to_native({"qkv": "int4"}), dtype="bfloat16")

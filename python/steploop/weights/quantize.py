@@ -1,0 +1,92 @@
+"""Weights in 8 and 4 bits: the formats of the native core, and the rotation that prepares weights for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+INT8_GROUP = 64
+"""Inputs that share a scale, of int8 weights and of quantised inputs."""
+INT4_GROUP = 32
+"""Inputs that share a scale and a minimum, of int4 weights."""
+MAX_ROTATION = 64
+
+
+def rotation_size(in_features: int) -> int:
+    """How many consecutive inputs are rotated together: the largest power of two up to 64 that divides in_features."""
+    return min(in_features & -in_features, MAX_ROTATION)
+
+
+def rotate(weight: torch.Tensor) -> torch.Tensor:
+    """Each run of `rotation_size` columns times an orthogonal Hadamard matrix; rotating again turns back.
+
+    A linear layer whose weight and inputs are both rotated gives what it gave before, while a single large value is
+    spread over the run, so that all are coded well (QuaRot: Ashkboos et al., 2024).
+    """
+    import torch
+
+    size = rotation_size(weight.shape[-1])
+    x = weight.reshape(-1, size)
+    step = 1
+    while step < size:
+        pairs = x.view(-1, size // (2 * step), 2, step)
+        low, high = pairs[:, :, 0], pairs[:, :, 1]
+        x = torch.stack((low + high, low - high), 2).view(-1, size)
+        step *= 2
+    return (x * size**-0.5).view(weight.shape)
+
+
+def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes int8 of -127..127 [rows, columns], and scales float32 [rows, groups]: value = scale * code.
+
+    A group are `INT8_GROUP` columns; the last may have fewer. weight: float32.
+    """
+    import torch
+
+    rows, columns = weight.shape
+    num_groups = -(-columns // INT8_GROUP)
+    padded = torch.nn.functional.pad(weight, (0, num_groups * INT8_GROUP - columns))
+    groups = padded.view(rows, num_groups, INT8_GROUP)
+    scales = groups.abs().amax(-1) / 127
+    codes = (groups / scales.clamp(min=1e-30)[..., None]).round().to(torch.int8)
+    return codes.view(rows, -1)[:, :columns].contiguous(), scales
+
+
+def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes uint8 of 0..15 [rows, columns], scales and minimums float16 [rows, groups]: value = scale * code + minimum.
+
+    A group are `INT4_GROUP` columns, which must divide them. Of several ranges tried for each group the one is taken
+    whose codes leave the least squared error, with the scale and minimum that fit those codes best.
+    """
+    import torch
+
+    rows, columns = weight.shape
+    groups = weight.float().reshape(-1, INT4_GROUP)
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    middle, half = (low + high) / 2, (high - low) / 2
+    mean = groups.mean(-1, keepdim=True)
+    best: tuple[torch.Tensor, ...] | None = None
+    for shrink in (1.0, 0.95, 0.9, 0.85, 0.8):
+        scale = (half * shrink * (2 / 15)).clamp(min=1e-8)
+        codes = ((groups - (middle - half * shrink)) / scale).round().clamp(0, 15)
+        # Least squares for value = scale * code + minimum.
+        spread = codes - codes.mean(-1, keepdim=True)
+        variance = spread.square().sum(-1, keepdim=True)
+        scale = torch.where(variance > 0, (spread * groups).sum(-1, keepdim=True) / variance.clamp(min=1), scale)
+        scale = scale.half().float()
+        minimum = (mean - scale * codes.mean(-1, keepdim=True)).half().float()
+        error = (scale * codes + minimum - groups).square().sum(-1, keepdim=True)
+        if best is None:
+            best = error, codes, scale, minimum
+        else:
+            better = error < best[0]
+            best = tuple(
+                torch.where(better, new, old)
+                for new, old in zip((error, codes, scale, minimum), best, strict=True)
+            )
+    assert best is not None
+    _, codes, scale, minimum = best
+    num_groups = columns // INT4_GROUP
+    return codes.to(torch.uint8).view(rows, columns), *(x.half().view(rows, num_groups) for x in (scale, minimum))
