@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.h"
 #include "core/errors.h"
+#include "kernels/cpu/packed_linear.h"
 #include "model/model.h"
 
 namespace py = pybind11;
@@ -168,10 +169,30 @@ void bind_config(py::module_& m) {
       .def_readonly("tie_word_embeddings", &ModelConfig::tie_word_embeddings);
 }
 
+// What a memoryview of a PackedArray holds on to.
+struct HeldArray {
+  std::shared_ptr<Model> model;
+  void* data;
+  size_t size_bytes;
+};
+
+py::buffer_info buffer_of(const HeldArray& array) {
+  return {static_cast<uint8_t*>(array.data), static_cast<py::ssize_t>(array.size_bytes), array.model->finished()};
+}
+
+std::map<std::string, py::memoryview> arrays_of(const std::shared_ptr<Model>& model) {
+  std::map<std::string, py::memoryview> arrays;
+  for (const PackedArray& array : model->packed_arrays())
+    arrays.emplace(array.name, py::memoryview(py::cast(HeldArray{model, array.data, array.size_bytes})));
+  return arrays;
+}
+
 }  // namespace
 
 void bind_model(py::module_& m) {
   bind_config(m);
+  m.attr("PACKED_LAYOUT_VERSION") = kPackedLayoutVersion;
+  py::class_<HeldArray>(m, "_PackedArray", py::buffer_protocol()).def_buffer(&buffer_of);
   py::class_<Model, std::shared_ptr<Model>>(m, "Model", "A model's weights, packed for a device.")
       .def(
           py::init([](const ModelConfig& config, const std::string& dtype, const std::string& device) {
@@ -205,6 +226,14 @@ void bind_model(py::module_& m) {
           "* code + minimum. Contiguous CPU tensors. Raises ModelLoadError for others.")
       .def("finish_loading", &Model::finish_loading,
            "Raises ModelLoadError naming every missing, unexpected, repeated and mis-shaped tensor.")
+      .def(
+          "packed_arrays", &arrays_of,
+          "All memory of the weights, by name, as bytes: to save a finished model's, which can only be read, or to fill "
+          "another's with just that (of the same configuration, dtype and PACKED_LAYOUT_VERSION). Raises "
+          "UnsupportedDeviceError on CUDA.")
+      .def("finish_packed_loading", &Model::finish_packed_loading,
+           "Instead of finish_loading, once packed_arrays have been filled. Raises ModelLoadError where tensors were "
+           "loaded, too.")
       .def_property_readonly("weight_bytes", &Model::weight_bytes)
       .def_property_readonly("config", &Model::config)
       .def_property_readonly("dtype", [](const Model& model) { return dtype_name(model.dtype()); })

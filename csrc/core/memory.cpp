@@ -51,7 +51,7 @@ Buffer Buffer::view(void* data, size_t size_bytes) {
 }
 
 Buffer Arena::allocate(size_t size_bytes) {
-  const auto size = static_cast<size_t>(round_up(static_cast<int64_t>(size_bytes), 64));
+  const auto size = static_cast<size_t>(round_up(static_cast<int64_t>(size_bytes), int64_t{kBufferAlignment}));
   if (chunks_.empty() || size > chunks_.back().size() - used_) {
     chunks_.emplace_back(std::max(size, kChunkSize));
     used_ = 0;

@@ -7,6 +7,9 @@
 
 namespace steploop {
 
+// Every buffer begins at a multiple of this, and the memory behind it is its own up to the next: bytes.
+inline constexpr size_t kBufferAlignment = 64;
+
 // Zeroed memory straight from the kernel, backed by huge pages where it allows; pages cost nothing until touched.
 class Buffer {
  public:
@@ -40,11 +43,18 @@ class Buffer {
   size_t mapped_ = 0;  // 0: a view
 };
 
+// Part of somebody's memory, by what it holds.
+struct NamedBuffer {
+  const char* name;
+  void* data;
+  size_t size_bytes;
+};
+
 // Buffers that live as long as this, side by side in large chunks: a weight of less than a huge page lies in one, too,
 // which is what reading it at the memory's speed takes.
 class Arena {
  public:
-  Buffer allocate(size_t size_bytes);  // zeroed, aligned to a cache line
+  Buffer allocate(size_t size_bytes);  // zeroed, aligned to kBufferAlignment
 
  private:
   static constexpr size_t kChunkSize = size_t{32} << 20;

@@ -14,6 +14,7 @@ class CpuLinearWeight final : public Weight {
   void load_quantized(const QuantizedTensor& tensor, WeightPart part) override;
   LinearFormat format() const override { return {packed_.quantization(), rotated_}; }
   int64_t size_bytes() const override { return packed_.size_bytes(); }
+  std::vector<NamedBuffer> buffers() const override { return packed_.buffers(); }
   const PackedLinear& packed() const { return packed_; }
 
  private:
@@ -26,6 +27,7 @@ class CpuTableWeight final : public Weight {
   CpuTableWeight(int64_t num_rows, int64_t size, DType dtype);
   void load(const TensorView& tensor, WeightPart part) override;
   int64_t size_bytes() const override { return static_cast<int64_t>(data_.size()); }
+  std::vector<NamedBuffer> buffers() const override { return {{"weights", data_.data(), data_.size()}}; }
   const void* data() const { return data_.data(); }
   DType dtype() const { return dtype_; }
 
@@ -39,6 +41,7 @@ class CpuVectorWeight final : public Weight {
   explicit CpuVectorWeight(int64_t size);
   void load(const TensorView& tensor, WeightPart part) override;
   int64_t size_bytes() const override { return static_cast<int64_t>(data_.size()); }
+  std::vector<NamedBuffer> buffers() const override { return {{"weights", data_.data(), data_.size()}}; }
   const float* data() const { return data_.as<float>(); }
 
  private:

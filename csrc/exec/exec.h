@@ -41,6 +41,8 @@ class Weight {
                               WeightPart part);  // only for weights that are quantised like it
   virtual LinearFormat format() const { return {}; }  // of a linear weight
   virtual int64_t size_bytes() const = 0;
+  // Its memory, as the kernels read it: only of weights on the CPU.
+  virtual std::vector<NamedBuffer> buffers() const { return {}; }
 };
 
 struct LinearSpec {

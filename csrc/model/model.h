@@ -28,6 +28,13 @@ struct LinearWeights {
   int64_t size_bytes;
 };
 
+// Memory of one of a model's weights. The size is rounded up to whole kBufferAlignment, with zeros.
+struct PackedArray {
+  std::string name;  // "layers.3.qkv.weights"
+  void* data;
+  size_t size_bytes;
+};
+
 class Model {
  public:
   // dtype: of the linear weights and what is multiplied with them. Throws UnsupportedDeviceError for one that the device
@@ -53,6 +60,13 @@ class Model {
   // Throws ModelLoadError naming every missing, unexpected and mis-shaped tensor. The model runs only after this.
   void finish_loading();
   bool finished() const { return finished_; }
+
+  // All memory of the weights: to save a finished model's, or to fill another's with just that (of the same
+  // configuration, dtype and kPackedLayoutVersion) instead of loading its tensors. Throws UnsupportedDeviceError unless
+  // the model is on the CPU.
+  std::vector<PackedArray> packed_arrays() const;
+  // The arrays have been filled. Throws ModelLoadError where tensors were loaded, too.
+  void finish_packed_loading();
 
   const Weight& embedding() const { return config_.shares_embedding() ? *lm_head_ : *embedding_; }
   const Weight& lm_head() const { return *lm_head_; }

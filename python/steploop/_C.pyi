@@ -15,6 +15,7 @@ __all__: list[str] = [
     "Engine",
     "Model",
     "ModelConfig",
+    "PACKED_LAYOUT_VERSION",
     "SamplingParams",
     "ScheduledSequence",
     "Scheduler",
@@ -430,6 +431,9 @@ class ModelConfig:
     @property
     def vocab_size(self) -> int: ...
 
+class _PackedArray:
+    pass
+
 class Model:
     """
     A model's weights, packed for a device.
@@ -446,6 +450,10 @@ class Model:
         """
         Raises ModelLoadError naming every missing, unexpected, repeated and mis-shaped tensor.
         """
+    def finish_packed_loading(self) -> None:
+        """
+        Instead of finish_loading, once packed_arrays have been filled. Raises ModelLoadError where tensors were loaded, too.
+        """
     def load_quantized_weight(
         self, name: str, codes: typing.Any, scales: typing.Any, minimums: typing.Any = None
     ) -> None:
@@ -455,6 +463,10 @@ class Model:
     def load_weight(self, name: str, tensor: typing.Any) -> None:
         """
         Copies a contiguous float32, bfloat16 or float16 CPU torch.Tensor to its place; on CUDA also a tensor of that device. A name or shape that does not fit is reported by finish_loading.
+        """
+    def packed_arrays(self) -> dict[str, memoryview]:
+        """
+        All memory of the weights, by name, as bytes: to save a finished model's, which can only be read, or to fill another's with just that (of the same configuration, dtype and PACKED_LAYOUT_VERSION). Raises UnsupportedDeviceError on CUDA.
         """
     @property
     def config(self) -> ModelConfig: ...
@@ -713,4 +725,5 @@ def uniform(
     The number in (0, 1) that the token at a position is drawn with.
     """
 
+PACKED_LAYOUT_VERSION: int = 1
 __version__: str

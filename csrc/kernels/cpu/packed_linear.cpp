@@ -48,6 +48,12 @@ int64_t PackedLinear::panel_bytes() const {
   return num_words() * kWordStep;
 }
 
+std::vector<NamedBuffer> PackedLinear::buffers() const {
+  std::vector<NamedBuffer> buffers{{"weights", weights_.data(), weights_.size()}};
+  if (bias_.size()) buffers.push_back({"bias", bias_.data(), bias_.size()});
+  return buffers;
+}
+
 char* PackedLinear::column(int64_t index) const {
   return const_cast<char*>(panel(index / kPanel)) + index % kPanel * 4;
 }

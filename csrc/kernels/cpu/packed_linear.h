@@ -2,12 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/memory.h"
 #include "core/tensor_view.h"
 #include "core/types.h"
 
 namespace steploop {
+
+// Of the memory of a model's weights on the CPU, the same for every instruction set. To be raised whenever the layout
+// below changes, or what a packed model file says beside its arrays: files of another version are refused.
+inline constexpr int kPackedLayoutVersion = 1;
 
 // Output columns in panels of 32. Within a panel, for each 4-byte word of k, the words of the 32 columns side by side: a
 // word is 1 float32 or 2 bfloat16.
@@ -38,6 +43,7 @@ class PackedLinear {
   const char* panel(int64_t index) const { return static_cast<const char*>(weights_.data()) + index * panel_bytes(); }
   const float* bias() const { return bias_.size() ? static_cast<const float*>(bias_.data()) : nullptr; }
   int64_t size_bytes() const { return static_cast<int64_t>(weights_.size() + bias_.size()); }
+  std::vector<NamedBuffer> buffers() const;  // all of its memory
 
   // Where row r of a checkpoint tensor goes: out column first + r, or, in the interleaved layout,
   // (r / 16) * 32 + first + r % 16 with first 0 (gate) or 16 (up).
