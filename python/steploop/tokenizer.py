@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from steploop.checks import checked_int
 from steploop.errors import InvalidRequestError, ModelLoadError
 from steploop.weights.checkpoint import TokenizerFiles
+from steploop.weights.folder import read_json
 
 Message = dict[str, Any]
 """One chat message: {"role": "user", "content": "..."}."""
+
+_SAVED_NAME = "steploop_tokenizer.json"
 
 
 class Tokenizer:
     """A thin layer over a transformers tokenizer, which is at hand as `hf`."""
 
     def __init__(self, hf: Any) -> None:
-        self.hf = hf
+        self._hf = hf
         # The Rust tokenizer itself decodes several times faster than transformers' wrapper.
-        self._backend = getattr(hf, "backend_tokenizer", None)
+        self._backend: Any = getattr(hf, "backend_tokenizer", None)
 
     @classmethod
     def load(cls, files: TokenizerFiles) -> Tokenizer:
@@ -29,16 +34,48 @@ class Tokenizer:
         Raises:
             ModelLoadError: none there, damaged, or one that needs code of its own.
         """
-        from transformers import AutoTokenizer
-
+        folder = Path(files.path)
         try:
             if files.gguf_file is not None:
-                hf = _load_from_gguf(Path(files.path) / files.gguf_file)
+                hf = _load_from_gguf(folder / files.gguf_file)
+            elif (folder / _SAVED_NAME).is_file():
+                return SavedTokenizer(folder)
             else:
+                from transformers import AutoTokenizer
+
                 hf = AutoTokenizer.from_pretrained(files.path, trust_remote_code=False, local_files_only=True)
         except Exception as error:  # transformers raises whatever its parsers meet
             raise ModelLoadError(f"the tokenizer of {files.path} cannot be loaded: {error}") from error
         return cls(hf)
+
+    def save(self, folder: Path) -> None:
+        """Saves it for `load`: as a SavedTokenizer, if that gives the same token ids.
+
+        Raises:
+            OSError: as writing does.
+        """
+        self.hf.save_pretrained(folder)
+        if not (folder / "tokenizer.json").is_file():
+            return
+        token_ids = {"bos_token_id": self.bos_token_id, "eos_token_id": self.eos_token_id}
+        (folder / _SAVED_NAME).write_text(json.dumps(token_ids), encoding="utf-8")
+        texts = ["", " ", "\n\n  Hello, wörld 1234!\t日本 🙂\r\n", "".join(self.hf.all_special_tokens)]
+        saved = SavedTokenizer(folder)
+        if any(saved.encode(text + "x") != self.encode(text + "x") for text in texts) or any(
+            saved.encode_rendered(text) != self.encode_rendered(text) for text in texts
+        ):
+            (folder / _SAVED_NAME).unlink()
+
+    @property
+    def hf(self) -> Any:
+        """The transformers tokenizer."""
+        return self._hf
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text, where the tokenizer names one."""
+        token_id = self.hf.bos_token_id
+        return token_id if isinstance(token_id, int) else None
 
     @property
     def eos_token_id(self) -> int | None:
@@ -53,7 +90,7 @@ class Tokenizer:
         get a second one.
         """
         token_ids = self._token_ids(text, add_special_tokens=True)
-        bos = self.hf.bos_token_id
+        bos = self.bos_token_id
         if bos is not None and token_ids[:2] == [bos, bos]:
             del token_ids[0]
         return token_ids
@@ -90,6 +127,9 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InvalidRequestError(f"the prompt must be valid Unicode: {error}") from None
+        return self._encode(text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         token_ids: list[int] = self.hf(text, add_special_tokens=add_special_tokens).input_ids
         return token_ids
 
@@ -102,6 +142,49 @@ class Tokenizer:
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+
+class SavedTokenizer(Tokenizer):
+    """One that `Tokenizer.save` wrote, without transformers, which takes longer to import than a packed model to load.
+    It is imported once `hf` is asked for: to render a chat template, among others."""
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        super().__init__(None)
+        self._folder = folder
+        self._backend = Backend.from_file(str(folder / "tokenizer.json"))
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        token_ids = read_json(folder / _SAVED_NAME)
+        self._bos_token_id, self._eos_token_id = (
+            None if value is None else checked_int(name, value, low=0, error=ModelLoadError)
+            for name, value in ((name, token_ids.get(name)) for name in ("bos_token_id", "eos_token_id"))
+        )
+
+    @property
+    def hf(self) -> Any:
+        if self._hf is None:
+            from transformers import PreTrainedTokenizerFast  # AutoTokenizer would import torch
+
+            try:
+                self._hf = PreTrainedTokenizerFast.from_pretrained(self._folder, local_files_only=True)
+            except Exception as error:  # transformers raises whatever its parsers meet
+                raise ModelLoadError(f"the tokenizer of {self._folder} cannot be loaded: {error}") from error
+            self._backend = self._hf.backend_tokenizer  # so that tokens added there are known here
+        return self._hf
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._bos_token_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._eos_token_id
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        token_ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return token_ids
 
 
 def _load_from_gguf(path: Path) -> Any:
