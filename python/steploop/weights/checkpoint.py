@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steploop.errors import ModelLoadError
+from steploop.memory import format_bytes, total_memory_bytes
+
 if TYPE_CHECKING:
     import torch
 
@@ -43,6 +46,15 @@ class Checkpoint(ABC):
     generation: GenerationDefaults
     tokenizer: TokenizerFiles | None
     """None: the files hold no tokenizer."""
+
+    def check_memory(self, weight_bytes: int, dtype: str) -> None:
+        """Raises ModelLoadError if this machine has less memory than the weights take."""
+        there = total_memory_bytes()
+        if weight_bytes > there:
+            raise ModelLoadError(
+                f"{self.path} describes a model of {format_bytes(weight_bytes)} in {dtype}; "
+                f"this machine has {format_bytes(there)} of memory"
+            )
 
     @abstractmethod
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:

@@ -52,7 +52,6 @@ def open_folder(folder: Path) -> FolderCheckpoint:
     check_no_duplicates(files)
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
-    has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
     return FolderCheckpoint(
         path=folder,
         spec=spec,
@@ -64,9 +63,15 @@ def open_folder(folder: Path) -> FolderCheckpoint:
             generation_name=str(generation_path),
             config_name=str(folder / "config.json"),
         ),
-        tokenizer=TokenizerFiles(path=str(folder)) if has_tokenizer else None,
+        tokenizer=tokenizer_in(folder),
         files=files,
     )
+
+
+def tokenizer_in(folder: Path) -> TokenizerFiles | None:
+    """The folder's tokenizer; None if it has none."""
+    has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
+    return TokenizerFiles(path=str(folder)) if has_tokenizer else None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -79,11 +84,24 @@ def read_json(path: Path) -> dict[str, Any]:
         size = path.stat().st_size
         if size > _JSON_LIMIT_BYTES:
             raise ModelLoadError(f"{path} is {size} bytes long; at most {_JSON_LIMIT_BYTES} are read")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        text = path.read_bytes()
+    except OSError as error:
         raise ModelLoadError(f"{path} is not readable JSON: {error}") from error
+    return parse_json(text, str(path))
+
+
+def parse_json(text: bytes | str, name: str) -> dict[str, Any]:
+    """The JSON object that is `text`; `name` is what errors call it.
+
+    Raises:
+        ModelLoadError: no JSON object.
+    """
+    try:
+        value = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{name} is not readable JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} must hold a JSON object, got {type(value).__name__}")
+        raise ModelLoadError(f"{name} must hold a JSON object, got {type(value).__name__}")
     return value
 
 

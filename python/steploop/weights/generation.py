@@ -55,6 +55,14 @@ def parse_generation_config(
     )
 
 
+def to_generation_config(generation: GenerationDefaults) -> dict[str, Any]:
+    """What `parse_generation_config` reads the same defaults from."""
+    sampling = {
+        name: generation.sampling[ours] for name, ours in _SAMPLING_FIELDS.items() if ours in generation.sampling
+    }
+    return {"eos_token_id": list(generation.eos_token_ids), **sampling}
+
+
 def _eos_ids(value: object, vocab_size: int, source: str) -> tuple[int, ...]:
     """End-of-sequence ids given as one integer, a list, or null. Ids the model cannot emit (such as -1) are left out.
 

@@ -1,4 +1,4 @@
-"""Finds a model or a tokenizer: a local folder, a local GGUF file, or a name on the Hugging Face hub."""
+"""Finds a model or a tokenizer: a local folder, a local file, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from steploop.errors import ModelLoadError
 from steploop.weights.checkpoint import Checkpoint, TokenizerFiles
 from steploop.weights.folder import open_folder
 from steploop.weights.gguf_file import open_gguf
+from steploop.weights.packed import is_packed, open_packed
 
 # Data only: no pickle, no Python.
 _TOKENIZER_PATTERNS = ["*.json", "*.txt", "tokenizer.model", "*.jinja"]
@@ -22,7 +23,7 @@ def open_checkpoint(model: str | Path, revision: str | None = None) -> Checkpoin
     """Opens a model and checks all of it but the weights themselves.
 
     Args:
-        model: A folder, a GGUF file, or a hub name such as "organisation/model".
+        model: A folder (Hugging Face's or a packed model), a GGUF file, or a hub name such as "organisation/model".
         revision: Branch, tag or commit on the hub.
 
     Raises:
@@ -32,12 +33,12 @@ def open_checkpoint(model: str | Path, revision: str | None = None) -> Checkpoin
     try:
         path = Path(model).expanduser()
         if path.is_dir():
-            return open_folder(path)
+            return _open_folder(path)
         if path.is_file():
-            return open_gguf(path)
+            return open_packed(path) if path.suffix == ".safetensors" else open_gguf(path)
     except (OSError, ValueError, RuntimeError) as error:  # a null byte, a folder without permission, no such ~user
         raise ModelLoadError(f"{model} cannot be opened: {error}") from error
-    return open_folder(_download(str(model), revision, "model", _HUB_PATTERNS))
+    return _open_folder(_download(str(model), revision, "model", _HUB_PATTERNS))
 
 
 def find_tokenizer(tokenizer: str | Path) -> TokenizerFiles:
@@ -51,10 +52,15 @@ def find_tokenizer(tokenizer: str | Path) -> TokenizerFiles:
         if path.is_dir():
             return TokenizerFiles(path=str(path))
         if path.is_file():
-            return TokenizerFiles(path=str(path.parent), gguf_file=path.name)
+            packed = path.suffix == ".safetensors"
+            return TokenizerFiles(path=str(path.parent), gguf_file=None if packed else path.name)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelLoadError(f"{tokenizer} cannot be opened: {error}") from error
     return TokenizerFiles(path=str(_download(str(tokenizer), None, "tokenizer", _TOKENIZER_PATTERNS)))
+
+
+def _open_folder(folder: Path) -> Checkpoint:
+    return open_packed(folder) if is_packed(folder) else open_folder(folder)
 
 
 def _download(name: str, revision: str | None, kind: str, patterns: list[str]) -> Path:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from steploop.checks import as_finite, check_bool, checked_int
 from steploop.errors import ModelLoadError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -127,6 +129,36 @@ class ModelSpec:
         fields: dict[str, Any] = dict(self.__dict__)
         del fields["architecture"], fields["sliding_window"]
         return _C.ModelConfig(**fields, quantization=dict(linear_formats or {}), rotated=set(rotated))
+
+
+def spec_from_fields(fields: Mapping[str, Any]) -> ModelSpec:
+    """The ModelSpec of these fields, all of them and no others, which may come from anywhere.
+
+    Raises:
+        ModelLoadError: a field is missing, unknown, of the wrong type or out of range.
+        UnsupportedModelError: as ModelSpec, or another architecture.
+    """
+    types = {field.name: str(field.type) for field in dataclasses.fields(ModelSpec)}
+    if differing := sorted(types.keys() ^ fields.keys()):
+        raise ModelLoadError(f"a model's fields must be {', '.join(types)}; missing or unknown: {', '.join(differing)}")
+    values = {name: _checked_field(name, fields[name], kind) for name, kind in types.items()}
+    check_architecture(values["architecture"])
+    return ModelSpec(**values)
+
+
+def _checked_field(name: str, value: Any, kind: str) -> Any:
+    if kind == "int" or (kind == "int | None" and value is not None):
+        return checked_int(name, value, low=0, error=ModelLoadError)
+    if kind == "float":
+        number = as_finite(value)
+        if number is None:
+            raise ModelLoadError(f"{name} must be a finite number, got {value!r}")
+        return number
+    if kind == "bool":
+        check_bool(name, value, error=ModelLoadError)
+    elif kind == "str" and not isinstance(value, str):
+        raise ModelLoadError(f"{name} must be a string, got {value!r}")
+    return value
 
 
 def check_architecture(architecture: str, names: tuple[str, ...] = ARCHITECTURES) -> None:

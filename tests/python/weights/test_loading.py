@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from steploop.errors import InvalidArgumentError, ModelLoadError, UnsupportedModelError
+from steploop.pack import pack_model
 from steploop.weights import load_model, open_checkpoint, resolve_dtype
 
 
@@ -145,9 +146,12 @@ print(status_bytes("VmHWM") - libraries)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["folder", "gguf"])
-def test_peak_memory(medium_llama: Path, demo_model: Path, kind: str, dtype: str) -> None:
-    path = medium_llama if kind == "folder" else demo_model
+@pytest.mark.parametrize("kind", ["folder", "gguf", "packed"])
+def test_peak_memory(medium_llama: Path, demo_model: Path, tmp_path: Path, kind: str, dtype: str) -> None:
+    path = demo_model if kind == "gguf" else medium_llama
+    if kind == "packed":
+        pack_model(path, tmp_path, dtype=dtype)
+        path = tmp_path
     result = subprocess.run(
         [sys.executable, "-c", PEAK_SCRIPT, str(path), dtype], capture_output=True, text=True, check=True
     )
