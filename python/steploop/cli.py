@@ -17,6 +17,9 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
+_MODEL_HELP = "a model folder, a packed one too, a GGUF file, or a name on the Hugging Face hub"
+_REVISION_HELP = "branch, tag or commit on the hub"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
@@ -35,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from steploop.generate import run_generate
 
             run_generate(arguments)
+        elif arguments.command == "pack":
+            from steploop.pack import run_pack
+
+            run_pack(arguments)
         else:
             from steploop.demo.command import run_demo
 
@@ -75,6 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"steploop {steploop.__version__}")
     commands = parser.add_subparsers(parser_class=_IntermixedParser, dest="command", required=True, metavar="COMMAND")
     _add_generate(commands)
+    _add_pack(commands)
     _add_demo(commands)
     return parser
 
@@ -87,7 +95,7 @@ def _add_generate(commands: argparse._SubParsersAction[_IntermixedParser]) -> No
         "printed as each ends. Without PROMPT and --file, prompts are read from standard input.",
         allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="MODEL", help="a model folder, a GGUF file, or a name on the Hugging Face hub")
+    parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text to complete, or with --chat to answer")
     parser.add_argument("--file", metavar="FILE", help="read prompts from FILE, one a line (empty lines are skipped)")
     parser.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
@@ -124,7 +132,7 @@ def _add_generate(commands: argparse._SubParsersAction[_IntermixedParser]) -> No
     engine.add_argument(
         "--tokenizer", metavar="MODEL", help="take the tokenizer from another model: a folder, GGUF file or hub name"
     )
-    engine.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the hub")
+    engine.add_argument("--revision", metavar="NAME", help=_REVISION_HELP)
     engine.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence, prompt and output, in tokens")
     engine.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="sequences in a step (default 64)")
     engine.add_argument(
@@ -179,6 +187,22 @@ def _add_demo(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--picture", metavar="FILE.svg", help="also draw both runs' slots over time into FILE.svg")
     _add_engine_options(parser)
+
+
+def _add_pack(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
+    parser = commands.add_parser(
+        "pack",
+        help="save a model in the layout that the CPU kernels read, so that it loads at once",
+        description="Loads a model and saves it in FOLDER as the CPU kernels read it, with its tokenizer. FOLDER is "
+        "then a model itself: loading it copies bytes and converts nothing. The original is not needed any more.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
+    parser.add_argument("folder", metavar="FOLDER", help="a new or an empty folder, or a packed model to replace")
+    parser.add_argument(
+        "--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="compute type (default auto)"
+    )
+    parser.add_argument("--revision", metavar="NAME", help=_REVISION_HELP)
 
 
 def _add_engine_options(parser: argparse._ActionsContainer) -> None:

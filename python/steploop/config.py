@@ -21,14 +21,15 @@ class EngineConfig:
     """
 
     model: str | Path
-    """A model folder, a GGUF file, or a name on the Hugging Face hub."""
+    """A model folder (Hugging Face's, or one that `steploop pack` wrote), a GGUF file, or a name on the hub."""
     tokenizer: str | Path | None = None
     """A folder, a GGUF file or a hub name to take the tokenizer from instead of the model."""
     revision: str | None = None
     """The model's branch, tag or commit on the hub."""
     dtype: str = "auto"
     """Compute type. On the CPU "float32" (exact), "bfloat16", or "auto": float32 for a folder of float32 weights, else
-    bfloat16 (a GGUF file always). On CUDA "bfloat16" ("auto" too) or "float16"."""
+    bfloat16 (a GGUF file always), and what a packed model is packed in, which can be in no other. On CUDA "bfloat16"
+    ("auto" too) or "float16"."""
     kv_cache_dtype: str = "auto"
     """Type of the KV cache. "auto": the compute type, and on CUDA always that. On the CPU also "float32", "bfloat16" or
     "int8": a scale for each token's key and value of each head, in little more than half of bfloat16's memory."""
