@@ -104,49 +104,51 @@ LinearFormats linear_formats(const std::map<std::string, std::string>& quantizat
 void bind_config(py::module_& m) {
   const ModelConfig defaults;
   py::class_<ModelConfig>(m, "ModelConfig", "The shape of a decoder-only transformer. Sizes are in elements.")
-      .def(py::init([](int32_t vocab_size, int32_t hidden_size, int32_t intermediate_size, int32_t num_layers,
-                       int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, float rms_norm_eps,
-                       int32_t max_position_embeddings, double rope_theta, const std::string& rope_scaling,
-                       double rope_factor, double rope_low_freq_factor, double rope_high_freq_factor,
-                       int32_t rope_original_max_position_embeddings, bool qkv_bias, bool o_bias, bool mlp_bias,
-                       bool qk_norm, bool tie_word_embeddings, const std::map<std::string, std::string>& quantization,
-                       const std::set<std::string>& rotated) {
-             ModelConfig config{vocab_size,
-                                hidden_size,
-                                intermediate_size,
-                                num_layers,
-                                num_heads,
-                                num_kv_heads,
-                                head_dim,
-                                rms_norm_eps,
-                                max_position_embeddings,
-                                rope_theta,
-                                rope_scaling_from_name(rope_scaling.c_str()),
-                                rope_factor,
-                                rope_low_freq_factor,
-                                rope_high_freq_factor,
-                                rope_original_max_position_embeddings,
-                                qkv_bias,
-                                o_bias,
-                                mlp_bias,
-                                qk_norm,
-                                tie_word_embeddings,
-                                linear_formats(quantization, rotated)};
-             config.validate();
-             return config;
-           }),
-           py::kw_only(), "vocab_size"_a, "hidden_size"_a, "intermediate_size"_a, "num_layers"_a, "num_heads"_a,
-           "num_kv_heads"_a, "head_dim"_a, "rms_norm_eps"_a, "max_position_embeddings"_a, "rope_theta"_a,
-           "rope_scaling"_a = "default", "rope_factor"_a = defaults.rope_factor,
-           "rope_low_freq_factor"_a = defaults.rope_low_freq_factor,
-           "rope_high_freq_factor"_a = defaults.rope_high_freq_factor, "rope_original_max_position_embeddings"_a = 0,
-           "qkv_bias"_a = false, "o_bias"_a = false, "mlp_bias"_a = false, "qk_norm"_a = false,
-           "tie_word_embeddings"_a = false, "quantization"_a = std::map<std::string, std::string>{},
-           "rotated"_a = std::set<std::string>{},
-           "Raises UnsupportedModelError for a shape that cannot run. rope_scaling: default, linear or llama3. "
-           "quantization: int8 or int4 for each of qkv, o, gate_up, down and lm_head that is stored so. rotated: those of "
-           "them whose columns are rotated (see steploop.weights.quantize.rotate). A quantised lm_head is a weight of "
-           "its own, lm_head.weight, even if tied.")
+      .def(
+          py::init([](int32_t vocab_size, int32_t hidden_size, int32_t intermediate_size, int32_t num_layers,
+                      int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, float rms_norm_eps,
+                      int32_t max_position_embeddings, double rope_theta, const std::string& rope_scaling,
+                      double rope_factor, double rope_low_freq_factor, double rope_high_freq_factor,
+                      int32_t rope_original_max_position_embeddings, bool qkv_bias, bool o_bias, bool mlp_bias,
+                      bool qk_norm, bool tie_word_embeddings, const std::map<std::string, std::string>& quantization,
+                      const std::set<std::string>& rotated) {
+            ModelConfig config{vocab_size,
+                               hidden_size,
+                               intermediate_size,
+                               num_layers,
+                               num_heads,
+                               num_kv_heads,
+                               head_dim,
+                               rms_norm_eps,
+                               max_position_embeddings,
+                               rope_theta,
+                               rope_scaling_from_name(rope_scaling.c_str()),
+                               rope_factor,
+                               rope_low_freq_factor,
+                               rope_high_freq_factor,
+                               rope_original_max_position_embeddings,
+                               qkv_bias,
+                               o_bias,
+                               mlp_bias,
+                               qk_norm,
+                               tie_word_embeddings,
+                               linear_formats(quantization, rotated)};
+            config.validate();
+            return config;
+          }),
+          py::kw_only(), "vocab_size"_a, "hidden_size"_a, "intermediate_size"_a, "num_layers"_a, "num_heads"_a,
+          "num_kv_heads"_a, "head_dim"_a, "rms_norm_eps"_a, "max_position_embeddings"_a, "rope_theta"_a,
+          "rope_scaling"_a = "default", "rope_factor"_a = defaults.rope_factor,
+          "rope_low_freq_factor"_a = defaults.rope_low_freq_factor,
+          "rope_high_freq_factor"_a = defaults.rope_high_freq_factor, "rope_original_max_position_embeddings"_a = 0,
+          "qkv_bias"_a = false, "o_bias"_a = false, "mlp_bias"_a = false, "qk_norm"_a = false,
+          "tie_word_embeddings"_a = false, "quantization"_a = std::map<std::string, std::string>{},
+          "rotated"_a = std::set<std::string>{},
+          "Raises UnsupportedModelError for a shape that cannot run. rope_scaling: default, linear or llama3. "
+          "quantization: int8 or int4 for each of qkv, o, gate_up, down and lm_head that is stored so. rotated: those of "
+          "them whose columns are rotated (see steploop.weights.quantize.rotate). A quantised lm_head is loaded "
+          "as lm_head.codes, beside the rows it was made of (lm_head.weight, or the embeddings if tied), from which the "
+          "best logits are computed again.")
       .def_readonly("vocab_size", &ModelConfig::vocab_size)
       .def_readonly("hidden_size", &ModelConfig::hidden_size)
       .def_readonly("intermediate_size", &ModelConfig::intermediate_size)
@@ -202,6 +204,10 @@ void bind_model(py::module_& m) {
           "Takes the memory of all weights. dtype: float32 or bfloat16 on the CPU, bfloat16 or float16 on CUDA. Raises "
           "UnsupportedDeviceError.")
       .def("expected_weights", &Model::expected_weights, "Checkpoint names and the shape of each.")
+      .def(
+          "check_weights", &Model::check_weights, "shapes"_a,
+          "Raises ModelLoadError naming every missing, unexpected and mis-shaped one of a checkpoint's weights, of which "
+          "only names and shapes are needed.")
       .def(
           "load_weight",
           [](Model& model, const std::string& name, const py::object& tensor) {

@@ -29,6 +29,7 @@ CpuExec::CpuExec(const ExecOptions& options)
       attention_partials_(cpu_attention_plan(team_.size()).max_partial_rows, options.head_dim) {
   for (MemberState& member : members_) {
     member.attention = AttentionScratch(options.num_heads, options.num_kv_heads, options.head_dim);
+    member.rescored = Buffer(2 * static_cast<size_t>(rescore_blocks(options.vocab_size)) * sizeof(float));
     member.sampler = std::make_unique<SamplerScratch>(options.vocab_size);
   }
 }
@@ -118,6 +119,13 @@ void CpuExec::linear(TeamMember& member, const Weight& weight, const LinearParam
   else
     kernels_.linear(packed, params, 0, params.num_rows, member.share_begin(panels), member.share_end(panels));
   sync(member, params.num_rows);
+}
+
+// A thread has the rows that it will sample from.
+void CpuExec::rescore(TeamMember& member, const Weight& table, const RescoreParams& params) {
+  const auto& rows = static_cast<const CpuTableWeight&>(table);
+  kernels_.rescore(params, rows.data(), rows.dtype(), members_[static_cast<size_t>(member.rank())].rescored.as<float>(),
+                   member.share_begin(params.num_rows), member.share_end(params.num_rows));
 }
 
 void CpuExec::rope_kv_write(TeamMember& member, const Weight* q_norm, const Weight* k_norm, RopeKvWriteParams params) {

@@ -38,6 +38,7 @@ class CpuExec final : public Exec {
   void quantize_rows(TeamMember& member, const QuantizeRowsParams& params) override;
   void rms_norm(TeamMember& member, const Weight& weight, RmsNormParams params) override;
   void linear(TeamMember& member, const Weight& weight, const LinearParams& params) override;
+  void rescore(TeamMember& member, const Weight& table, const RescoreParams& params) override;
   void rope_kv_write(TeamMember& member, const Weight* q_norm, const Weight* k_norm, RopeKvWriteParams params) override;
   void attention(TeamMember& member, const AttentionParams& params) override;
   void gather_rows(TeamMember& member, const float* in, const int32_t* rows, float* out, int32_t num_rows,
@@ -52,6 +53,7 @@ class CpuExec final : public Exec {
   struct alignas(128) MemberState {
     AttentionScratch attention;
     std::unique_ptr<SamplerScratch> sampler;
+    Buffer rescored;  // float32 [2 * rescore_blocks(vocab_size)]
     uint32_t num_attention_calls = 0;
   };
 

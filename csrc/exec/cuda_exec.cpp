@@ -159,7 +159,13 @@ void CudaExec::embedding(TeamMember&, const Weight& table, const EmbeddingParams
   check_cuda(cuda::embedding(params, matrix(table).data(), matrix(table).spec().dtype, stream_), "embedding");
 }
 
-void CudaExec::quantize_rows(TeamMember&, const QuantizeRowsParams&) { SL_CHECK(false, "no weight is quantised on CUDA"); }
+void CudaExec::rescore(TeamMember&, const Weight&, const RescoreParams&) {
+  SL_CHECK(false, "no weight is quantised on CUDA");
+}
+
+void CudaExec::quantize_rows(TeamMember&, const QuantizeRowsParams&) {
+  SL_CHECK(false, "no weight is quantised on CUDA");
+}
 
 void CudaExec::rms_norm(TeamMember&, const Weight& weight, RmsNormParams params) {
   const ProfilerRange range("rms_norm");

@@ -134,6 +134,8 @@ class Exec {
   virtual void quantize_rows(TeamMember& member, const QuantizeRowsParams& params) = 0;
   virtual void rms_norm(TeamMember& member, const Weight& weight, RmsNormParams params) = 0;
   virtual void linear(TeamMember& member, const Weight& weight, const LinearParams& params) = 0;
+  // table: of the rows that a quantised output layer's were made of.
+  virtual void rescore(TeamMember& member, const Weight& table, const RescoreParams& params) = 0;
   virtual void rope_kv_write(TeamMember& member, const Weight* q_norm, const Weight* k_norm,
                              RopeKvWriteParams params) = 0;
   virtual void attention(TeamMember& member, const AttentionParams& params) = 0;

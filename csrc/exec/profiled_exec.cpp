@@ -81,6 +81,10 @@ void ProfiledExec::linear(TeamMember& member, const Weight& weight, const Linear
   measure(member, found->second, [&] { exec_->linear(member, weight, params); });
 }
 
+void ProfiledExec::rescore(TeamMember& member, const Weight& table, const RescoreParams& params) {
+  measure(member, Operation::kRescore, [&] { exec_->rescore(member, table, params); });
+}
+
 void ProfiledExec::rope_kv_write(TeamMember& member, const Weight* q_norm, const Weight* k_norm,
                                  RopeKvWriteParams params) {
   measure(member, Operation::kRopeKvWrite, [&] { exec_->rope_kv_write(member, q_norm, k_norm, params); });

@@ -24,12 +24,14 @@ enum class Operation : uint8_t {
   kLinearGateUp,
   kLinearDown,
   kLinearLmHead,
+  kRescore,
   kSample,
 };
 
-inline constexpr const char* kOperationNames[] = {
-    "transfer_blocks", "embedding", "quantize_rows", "rms_norm",       "linear_qkv",  "rope_kv_write",  "attention",
-    "gather_rows",     "linear_o",  "all_reduce",    "linear_gate_up", "linear_down", "linear_lm_head", "sample"};
+inline constexpr const char* kOperationNames[] = {"transfer_blocks", "embedding",     "quantize_rows",  "rms_norm",
+                                                  "linear_qkv",      "rope_kv_write", "attention",      "gather_rows",
+                                                  "linear_o",        "all_reduce",    "linear_gate_up", "linear_down",
+                                                  "linear_lm_head",  "rescore",       "sample"};
 inline constexpr size_t kNumOperations = std::size(kOperationNames);
 
 // Of one operation on one thread.
@@ -73,6 +75,7 @@ class ProfiledExec final : public Exec {
   void quantize_rows(TeamMember& member, const QuantizeRowsParams& params) override;
   void rms_norm(TeamMember& member, const Weight& weight, RmsNormParams params) override;
   void linear(TeamMember& member, const Weight& weight, const LinearParams& params) override;
+  void rescore(TeamMember& member, const Weight& table, const RescoreParams& params) override;
   void rope_kv_write(TeamMember& member, const Weight* q_norm, const Weight* k_norm, RopeKvWriteParams params) override;
   void attention(TeamMember& member, const AttentionParams& params) override;
   void gather_rows(TeamMember& member, const float* in, const int32_t* rows, float* out, int32_t num_rows,

@@ -97,6 +97,24 @@ struct LinearParams {
   QuantizedRows quantized{};    // the input of a quantised weight, instead of a
 };
 
+// Logits of a quantised output layer are noisy, and the noise tells only where several are about the largest. So the
+// largest of each row are computed again, from the same inputs and the rows that were not quantised: all that are at
+// least as large as the largest of the kRescoreCandidates-th best block of the vocabulary, kMaxRescored at most.
+inline constexpr int32_t kRescoreBlock = 256;
+inline constexpr int32_t kRescoreCandidates = 16;
+inline constexpr int32_t kMaxRescored = 512;
+inline constexpr int32_t rescore_blocks(int32_t vocab_size) { return (vocab_size + kRescoreBlock - 1) / kRescoreBlock; }
+
+// The rows [vocab_size, hidden_size] travel beside this.
+struct RescoreParams {
+  const void* inputs = nullptr;  // [num_rows, hidden_size] of input_dtype
+  DType input_dtype = DType::kFloat32;
+  float* logits = nullptr;       // [num_rows, vocab_size]
+  int32_t num_rows = 0;
+  int32_t vocab_size = 0;
+  int32_t hidden_size = 0;
+};
+
 // Splits a projected row into heads, normalises q and k (optional), rotates them, writes q out and k, v to the cache.
 struct RopeKvWriteParams {
   const float* qkv = nullptr;             // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]

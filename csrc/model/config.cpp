@@ -42,7 +42,8 @@ void ModelConfig::validate() const {
   require(hidden_size % 2 == 0, "hidden_size must be even, got ", hidden_size);
   require(intermediate_size % 16 == 0, "intermediate_size must be a multiple of 16, got ", intermediate_size);
   for (const auto& [kind, format] : LinearFormats::kKinds)
-    require(!(formats.*format).rotated || (formats.*format).is_quantized(), "only a quantised ", kind, " can be rotated");
+    require(!(formats.*format).rotated || (formats.*format).is_quantized(), "only a quantised ", kind,
+            " can be rotated");
   require(std::isfinite(rms_norm_eps) && rms_norm_eps >= 0, "rms_norm_eps must be >= 0, got ", rms_norm_eps);
   require(std::isfinite(rope_theta) && rope_theta > 0, "rope_theta must be > 0, got ", rope_theta);
   require(std::isfinite(rope_factor) && rope_factor > 0, "rope_factor must be > 0, got ", rope_factor);

@@ -57,7 +57,8 @@ struct ModelConfig {
 
   LinearFormats formats{};  // quantised: CPU only
 
-  // Whether the output layer's weight is the embedding table; a quantised one is a weight of its own, tied or not.
+  // Whether the output layer's weight is the embedding table. A quantised one is a weight of its own, beside the rows that
+  // it was made of: the embedding table if tied.
   bool shares_embedding() const { return tie_word_embeddings && !formats.lm_head.is_quantized(); }
   int32_t q_size() const { return num_heads * head_dim; }
   int32_t kv_size() const { return num_kv_heads * head_dim; }

@@ -122,14 +122,18 @@ void Decoder::forward(TeamMember& member, const ForwardBatch& batch) {
   attention_block(member, batch, last);
   if (batch.num_sample_rows == 0) return;
   mlp_block(member, model_.layers()[last], z_.x_sampled, batch.num_sample_rows);
-  norm(member, model_.final_norm(), z_.x_sampled, batch.num_sample_rows, model_.lm_head());
-  linear(member, model_.lm_head(), z_.normed, config_.hidden_size, z_.logits, config_.vocab_size,
-         batch.num_sample_rows);
+  const Weight& head = model_.lm_head();
+  const int32_t num_rows = batch.num_sample_rows, hidden = config_.hidden_size, vocab = config_.vocab_size;
+  norm(member, model_.final_norm(), z_.x_sampled, num_rows, {});
+  quantize(member, head, z_.normed, hidden, num_rows);
+  linear(member, head, z_.normed, hidden, z_.logits, vocab, num_rows);
+  if (head.format().is_quantized())
+    exec_.rescore(member, model_.lm_head_rows(), {z_.normed, dtype_, z_.logits, num_rows, vocab, hidden});
 }
 
 void Decoder::attention_block(TeamMember& member, const ForwardBatch& batch, size_t index) {
   const LayerWeights& layer = model_.layers()[index];
-  norm(member, *layer.input_norm, z_.x, batch.num_tokens, *layer.qkv);
+  norm(member, *layer.input_norm, z_.x, batch.num_tokens, quantized_input(*layer.qkv, config_.hidden_size));
   linear(member, *layer.qkv, z_.normed, config_.hidden_size, z_.qkv, config_.qkv_size(), batch.num_tokens);
   RopeKvWriteParams rope;
   rope.qkv = z_.qkv;
@@ -171,19 +175,19 @@ void Decoder::attention_block(TeamMember& member, const ForwardBatch& batch, siz
 
 void Decoder::mlp_block(TeamMember& member, const LayerWeights& layer, float* x, int32_t num_rows) {
   const int32_t hidden = config_.hidden_size, inner = config_.intermediate_size;
-  norm(member, *layer.post_attention_norm, x, num_rows, *layer.gate_up);
+  norm(member, *layer.post_attention_norm, x, num_rows, quantized_input(*layer.gate_up, hidden));
   linear(member, *layer.gate_up, z_.normed, hidden, z_.inner, inner, num_rows, Epilogue::kSiluMul);
   quantize(member, *layer.down, z_.inner, inner, num_rows);
   linear(member, *layer.down, z_.inner, inner, x, hidden, num_rows, Epilogue::kAdd);
   exec_.all_reduce(member, x, int64_t{num_rows} * hidden);
 }
 
-void Decoder::norm(TeamMember& member, const Weight& weight, float* x, int32_t num_rows, const Weight& next) {
+void Decoder::norm(TeamMember& member, const Weight& weight, float* x, int32_t num_rows, const QuantizedRows& out) {
   RmsNormParams params;
   params.x = x;
   params.out = z_.normed;
   params.out_dtype = dtype_;
-  params.quantized = quantized_input(next, config_.hidden_size);
+  params.quantized = out;
   params.num_rows = num_rows;
   params.size = config_.hidden_size;
   params.eps = config_.rms_norm_eps;

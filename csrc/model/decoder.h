@@ -55,8 +55,8 @@ class Decoder {
   void make_rope_table(int32_t max_position);
   void attention_block(TeamMember& member, const ForwardBatch& batch, size_t layer);
   void mlp_block(TeamMember& member, const LayerWeights& layer, float* x, int32_t num_rows);
-  // The norm of x as the linear layer `next` takes it.
-  void norm(TeamMember& member, const Weight& weight, float* x, int32_t num_rows, const Weight& next);
+  // out: where the norm of x goes; without memory, to z_.normed.
+  void norm(TeamMember& member, const Weight& weight, float* x, int32_t num_rows, const QuantizedRows& out);
   // a: [num_rows, size] of dtype, for a weight that may be quantised.
   void quantize(TeamMember& member, const Weight& weight, const void* a, int32_t size, int32_t num_rows);
   void linear(TeamMember& member, const Weight& weight, const void* a, int32_t size, void* out, int64_t out_stride,

@@ -13,6 +13,20 @@ std::string shape_string(const std::vector<int64_t>& shape) {
   return out + "]";
 }
 
+constexpr const char* kLmHeadCodes = "lm_head.codes";  // of a quantised output layer
+
+std::string wrong_shape(const std::string& name, const std::vector<int64_t>& expected,
+                        const std::vector<int64_t>& got) {
+  return concat("wrong shape of ", name, ": expected ", shape_string(expected), ", got ", shape_string(got));
+}
+
+void throw_problems(const std::vector<std::string>& problems) {
+  if (problems.empty()) return;
+  std::string text = concat("the checkpoint does not fit the model (", problems.size(), " problems): ");
+  for (size_t i = 0; i < problems.size(); ++i) text += (i ? "; " : "") + problems[i];
+  throw ModelLoadError(text);
+}
+
 }  // namespace
 
 Model::Model(const ModelConfig& config, DType dtype, Device device) : config_(config), dtype_(dtype), device_(device) {
@@ -28,7 +42,15 @@ Model::Model(const ModelConfig& config, DType dtype, Device device) : config_(co
   } else {
     embedding_ = make_table_weight(device, vocab, hidden, dtype);
     add_target("model.embed_tokens.weight", *embedding_, {vocab, hidden});
-    add_target("lm_head.weight", *lm_head_, {vocab, hidden});
+    if (!config_.formats.lm_head.is_quantized()) {
+      add_target("lm_head.weight", *lm_head_, {vocab, hidden});
+    } else {
+      add_target(kLmHeadCodes, *lm_head_, {vocab, hidden});
+      if (!config_.tie_word_embeddings) {
+        lm_head_rows_ = make_table_weight(device, vocab, hidden, dtype);
+        add_target("lm_head.weight", *lm_head_rows_, {vocab, hidden});
+      }
+    }
   }
   final_norm_ = make_vector_weight(device, hidden);
   add_target("model.norm.weight", *final_norm_, {hidden});
@@ -79,7 +101,9 @@ void Model::add_layer(int32_t index) {
 }
 
 int64_t Model::weight_bytes() const {
-  int64_t bytes = lm_head_->size_bytes() + final_norm_->size_bytes() + (embedding_ ? embedding_->size_bytes() : 0);
+  int64_t bytes = lm_head_->size_bytes() + final_norm_->size_bytes();
+  for (const auto* rows : {&embedding_, &lm_head_rows_})
+    if (*rows) bytes += (*rows)->size_bytes();
   for (const LayerWeights& layer : layers_)
     for (const auto* weight : {&layer.input_norm, &layer.qkv, &layer.q_norm, &layer.k_norm, &layer.o,
                                &layer.post_attention_norm, &layer.gate_up, &layer.down})
@@ -140,8 +164,7 @@ Model::Target* Model::take_target(const std::string& name, const std::vector<int
   if (finished_) throw ModelLoadError(concat(name, " came after finish_loading"));
   const auto found = targets_.find(name);
   if (found == targets_.end()) {
-    // Some checkpoints store the output layer although it is tied to the embedding.
-    if (!(config_.shares_embedding() && name == "lm_head.weight")) problems_.push_back("unexpected " + name);
+    if (!is_left_out(name)) problems_.push_back("unexpected " + name);
     return nullptr;
   }
   Target& target = found->second;
@@ -151,20 +174,35 @@ Model::Target* Model::take_target(const std::string& name, const std::vector<int
   }
   if (shape == target.shape) return &target;
   target.loaded = true;  // not missing as well
-  problems_.push_back(
-      concat("wrong shape of ", name, ": expected ", shape_string(target.shape), ", got ", shape_string(shape)));
+  problems_.push_back(wrong_shape(name, target.shape, shape));
   return nullptr;
+}
+
+// Some checkpoints store the output layer although it is tied to the embedding; none has our codes of it.
+bool Model::is_left_out(const std::string& name) const {
+  return name == kLmHeadCodes || (config_.tie_word_embeddings && name == "lm_head.weight");
+}
+
+void Model::check_weights(const std::map<std::string, std::vector<int64_t>>& shapes) const {
+  std::vector<std::string> problems;
+  for (const auto& [name, shape] : shapes) {
+    const auto found = targets_.find(name);
+    if (is_left_out(name)) continue;
+    if (found == targets_.end())
+      problems.push_back("unexpected " + name);
+    else if (found->second.shape != shape)
+      problems.push_back(wrong_shape(name, found->second.shape, shape));
+  }
+  for (const auto& [name, target] : targets_)
+    if (!shapes.contains(name) && !is_left_out(name)) problems.push_back("missing " + name);
+  throw_problems(problems);
 }
 
 void Model::finish_loading() {
   std::vector<std::string> problems = problems_;
   for (const auto& [name, target] : targets_)
     if (!target.loaded) problems.push_back("missing " + name);
-  if (!problems.empty()) {
-    std::string text = concat("the checkpoint does not fit the model (", problems.size(), " problems): ");
-    for (size_t i = 0; i < problems.size(); ++i) text += (i ? "; " : "") + problems[i];
-    throw ModelLoadError(text);
-  }
+  throw_problems(problems);
   finished_ = true;
 }
 

@@ -50,6 +50,9 @@ class Model {
   // Checkpoint names (as Hugging Face's Llama has them) and shapes.
   std::map<std::string, std::vector<int64_t>> expected_weights() const;
 
+  // Throws ModelLoadError naming every missing, unexpected and mis-shaped one of the weights that a checkpoint has.
+  void check_weights(const std::map<std::string, std::vector<int64_t>>& shapes) const;
+
   // Copies a tensor to its place. A name or shape that does not fit is remembered for finish_loading. One thread at a
   // time. Throws ModelLoadError for a tensor that is not contiguous, and after finish_loading.
   void load_weight(const std::string& name, const TensorView& tensor);
@@ -70,6 +73,9 @@ class Model {
 
   const Weight& embedding() const { return config_.shares_embedding() ? *lm_head_ : *embedding_; }
   const Weight& lm_head() const { return *lm_head_; }
+  const Weight& lm_head_rows() const {
+    return config_.tie_word_embeddings ? *embedding_ : *lm_head_rows_;
+  }  // if quantised
   const Weight& final_norm() const { return *final_norm_; }
   const std::vector<LayerWeights>& layers() const { return layers_; }
 
@@ -81,6 +87,7 @@ class Model {
     bool loaded = false;
   };
   Target* take_target(const std::string& name, const std::vector<int64_t>& shape);  // null: there is a problem
+  bool is_left_out(const std::string& name) const;
   static Quantization quantization_of(const Target& target);
   void add_target(const std::string& name, Weight& weight, std::vector<int64_t> shape, WeightPart part = {});
   void add_layer(int32_t index);
@@ -91,6 +98,7 @@ class Model {
   Arena arena_;  // where CPU linear weights are
   std::unique_ptr<Weight> embedding_;  // null when it is lm_head_
   std::unique_ptr<Weight> lm_head_;
+  std::unique_ptr<Weight> lm_head_rows_;  // null unless quantised and not tied
   std::unique_ptr<Weight> final_norm_;
   std::vector<LayerWeights> layers_;
   std::map<std::string, Target> targets_;

@@ -18,6 +18,7 @@ std::vector<PackedArray> Model::packed_arrays() const {
   };
   add("embedding", embedding_);
   add("lm_head", lm_head_);
+  add("lm_head_rows", lm_head_rows_);
   add("final_norm", final_norm_);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const LayerWeights& layer = layers_[i];

@@ -385,10 +385,10 @@ class ModelConfig:
         qk_norm: bool = False,
         tie_word_embeddings: bool = False,
         quantization: collections.abc.Mapping[str, str] = {},
-        rotated_down: bool = False,
+        rotated: collections.abc.Set[str] = set(),
     ) -> None:
         """
-        Raises UnsupportedModelError for a shape that cannot run. rope_scaling: default, linear or llama3. quantization: int8 or int4 for each of qkv, o, gate_up, down and lm_head that is stored so. rotated_down: whether each run of 16 columns of a quantised down was rotated (see steploop.weights).
+        Raises UnsupportedModelError for a shape that cannot run. rope_scaling: default, linear or llama3. quantization: int8 or int4 for each of qkv, o, gate_up, down and lm_head that is stored so. rotated: those of them whose columns are rotated (see steploop.weights.quantize.rotate). A quantised lm_head is loaded as lm_head.codes, beside the rows it was made of (lm_head.weight, or the embeddings if tied), from which the best logits are computed again.
         """
     @property
     def head_dim(self) -> int: ...
@@ -442,6 +442,12 @@ class Model:
         """
         Takes the memory of all weights. dtype: float32 or bfloat16 on the CPU, bfloat16 or float16 on CUDA. Raises UnsupportedDeviceError.
         """
+    def check_weights(
+        self, shapes: collections.abc.Mapping[str, collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]]
+    ) -> None:
+        """
+        Raises ModelLoadError naming every missing, unexpected and mis-shaped one of a checkpoint's weights, of which only names and shapes are needed.
+        """
     def expected_weights(self) -> dict[str, list[int]]:
         """
         Checkpoint names and the shape of each.
@@ -458,7 +464,7 @@ class Model:
         self, name: str, codes: typing.Any, scales: typing.Any, minimums: typing.Any = None
     ) -> None:
         """
-        Copies a weight [out, in] that the configuration says is quantised. int8: codes int8, scales float32 [out]; value = scale * code. int4: codes uint8 of 0..15, scales and minimums float16 [out, in / 32]; value = scale * code + minimum. Contiguous CPU tensors. Raises ModelLoadError for others.
+        Copies a weight [out, in] that the configuration says is quantised. int8: codes int8, scales float32 [out, ceil(in / 64)]; value = scale * code. int4: codes uint8 of 0..15, scales and minimums float16 [out, in / 32]; value = scale * code + minimum. Contiguous CPU tensors. Raises ModelLoadError for others.
         """
     def load_weight(self, name: str, tensor: typing.Any) -> None:
         """

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import steploop
+from steploop.config import QUANTIZATIONS
 from steploop.errors import SteploopError
 from steploop.scheduling import PREEMPTION_MODES, QUEUE_ORDERS, SCHEDULING_POLICIES
 
@@ -202,7 +203,16 @@ def _add_pack(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
     parser.add_argument(
         "--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="compute type (default auto)"
     )
+    _add_quantization(parser)
     parser.add_argument("--revision", metavar="NAME", help=_REVISION_HELP)
+
+
+def _add_quantization(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--quantization",
+        choices=list(QUANTIZATIONS),
+        help="store linear weights in 8 or 4 bits, on the CPU (default: not quantised; a packed model: as it is)",
+    )
 
 
 def _add_engine_options(parser: argparse._ActionsContainer) -> None:
@@ -212,6 +222,7 @@ def _add_engine_options(parser: argparse._ActionsContainer) -> None:
         choices=["auto", "float32", "bfloat16", "float16"],
         help="compute type; float16 needs CUDA (default auto)",
     )
+    _add_quantization(parser)
     parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu or cuda (default cpu)")
     parser.add_argument("--num-threads", type=int, metavar="N", help="threads of a step (default: physical cores)")
     parser.add_argument(

@@ -10,6 +10,7 @@ from steploop.errors import InvalidArgumentError
 from steploop.scheduling import check_scheduling
 
 BLOCK_SIZES = (8, 16, 32, 64)
+QUANTIZATIONS = ("int8", "int4")
 
 
 @dataclass(kw_only=True)
@@ -30,6 +31,9 @@ class EngineConfig:
     """Compute type. On the CPU "float32" (exact), "bfloat16", or "auto": float32 for a folder of float32 weights, else
     bfloat16 (a GGUF file always), and what a packed model is packed in, which can be in no other. On CUDA "bfloat16"
     ("auto" too) or "float16"."""
+    quantization: str | None = None
+    """How linear weights are stored, on the CPU: "int8" or "int4", made as the model is loaded, with inputs in 8 bits
+    (see `steploop.weights.recipe`). None: not quantised; a packed model: as it is."""
     kv_cache_dtype: str = "auto"
     """Type of the KV cache. "auto": the compute type, and on CUDA always that. On the CPU also "float32", "bfloat16" or
     "int8": a scale for each token's key and value of each head, in little more than half of bfloat16's memory."""
@@ -127,6 +131,12 @@ class EngineConfig:
         if self.block_size not in BLOCK_SIZES:
             raise InvalidArgumentError(f"block_size must be one of {BLOCK_SIZES}, got {self.block_size}")
         check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        if self.quantization is not None:
+            check_choice("quantization", self.quantization, QUANTIZATIONS)
+            if self.device != "cpu":
+                raise InvalidArgumentError(
+                    f"quantization={self.quantization!r} is for device='cpu', got {self.device!r}"
+                )
         check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "float32", "bfloat16", "float16", "int8"))
         check_bool("batch_invariant", self.batch_invariant)
         if not self.batch_invariant and self.device == "cpu":

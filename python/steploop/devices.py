@@ -12,7 +12,7 @@ from steploop.errors import InvalidArgumentError, UnsupportedDeviceError
 from steploop.memory import available_memory_bytes, format_bytes, total_memory_bytes
 from steploop.scheduling import check_token_budget, check_watermark
 from steploop.sizing import KvCacheMemory, KvCacheSize, size_kv_cache, size_swap_space
-from steploop.weights import DTYPES, ModelSpec
+from steploop.weights import ModelSpec
 
 DEFAULT_CPU_SHARE = 0.25
 """Unless sized by the caller, the KV cache takes at most this share of the memory that the weights leave."""
@@ -44,15 +44,20 @@ def check_device(device: str, dtype: str, kv_cache_dtype: str) -> None:
         raise UnsupportedDeviceError(f"device must be cpu or cuda, got {device}")
 
 
-def size_memory(config: EngineConfig, spec: ModelSpec, dtype: str, kv_cache_dtype: str) -> tuple[KvCacheSize, int]:
+def size_memory(
+    config: EngineConfig, spec: ModelSpec, weight_bytes: int, dtype: str, kv_cache_dtype: str
+) -> tuple[KvCacheSize, int]:
     """The KV cache's size, and the number of its blocks that host memory holds for sequences that were swapped out.
+
+    Args:
+        weight_bytes: What the weights will take.
 
     Raises:
         InvalidArgumentError: memory is too small, or another setting cannot be with these sizes.
         UnsupportedDeviceError, UnsupportedModelError: as `kv_cache_memory`.
     """
     bytes_per_token = _C.Engine.kv_bytes_per_token(spec.to_native(), kv_cache_dtype)
-    memory = kv_cache_memory(config, spec, dtype, kv_cache_dtype)
+    memory = kv_cache_memory(config, spec, weight_bytes, dtype, kv_cache_dtype)
     size = size_kv_cache(config, spec, bytes_per_token=bytes_per_token, memory=memory)
     check_token_budget(config, size.max_model_len)
     check_watermark(config, size.num_kv_blocks)
@@ -61,12 +66,14 @@ def size_memory(config: EngineConfig, spec: ModelSpec, dtype: str, kv_cache_dtyp
         config,
         num_kv_blocks=size.num_kv_blocks,
         block_size_bytes=block_size_bytes,
-        memory_bytes=swap_memory_bytes(config.device, spec, dtype, size.num_kv_blocks * block_size_bytes),
+        memory_bytes=swap_memory_bytes(config.device, weight_bytes + size.num_kv_blocks * block_size_bytes),
     )
     return size, num_host_blocks
 
 
-def kv_cache_memory(config: EngineConfig, spec: ModelSpec, dtype: str, kv_cache_dtype: str) -> KvCacheMemory:
+def kv_cache_memory(
+    config: EngineConfig, spec: ModelSpec, weight_bytes: int, dtype: str, kv_cache_dtype: str
+) -> KvCacheMemory:
     """What there will be once the weights are loaded, which need not be yet.
 
     Raises:
@@ -74,7 +81,6 @@ def kv_cache_memory(config: EngineConfig, spec: ModelSpec, dtype: str, kv_cache_
         UnsupportedModelError: a shape that the device's kernels cannot take.
         InvalidArgumentError: too little memory even without a KV cache.
     """
-    weight_bytes = spec.num_parameters() * DTYPES[dtype]
     if config.device != "cuda":
         available = max(0, available_memory_bytes() - weight_bytes)
         return KvCacheMemory(
@@ -114,14 +120,14 @@ def kv_cache_memory(config: EngineConfig, spec: ModelSpec, dtype: str, kv_cache_
     )
 
 
-def swap_memory_bytes(device: str, spec: ModelSpec, dtype: str, kv_cache_bytes: int) -> int:
-    """The most that a swap space can take of the host's memory beside weights and KV cache.
+def swap_memory_bytes(device: str, taken_bytes: int) -> int:
+    """The most that a swap space can take of the host's memory beside weights and KV cache, which take `taken_bytes`.
 
     For a GPU it is pinned, thus taken at once: what is available now. On the CPU pages count once they are used.
     """
     if device == "cuda":
         return available_memory_bytes()
-    return max(0, total_memory_bytes() - spec.num_parameters() * DTYPES[dtype] - kv_cache_bytes)
+    return max(0, total_memory_bytes() - taken_bytes)
 
 
 def torch_matmul() -> int:

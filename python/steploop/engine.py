@@ -31,7 +31,15 @@ from steploop.request_state import RequestState
 from steploop.sampling_params import SamplingParams
 from steploop.scheduling import native_settings
 from steploop.tokenizer import Tokenizer
-from steploop.weights import TokenizerFiles, find_tokenizer, load_model, open_checkpoint, resolve_dtype
+from steploop.weights import (
+    TokenizerFiles,
+    find_tokenizer,
+    load_model,
+    open_checkpoint,
+    resolve_dtype,
+    resolve_quantization,
+    weight_bytes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -70,20 +78,24 @@ class LLMEngine:
             check_trace_path(trace)
         checkpoint = open_checkpoint(self.config.model, self.config.revision)
         dtype = resolve_dtype(self.config.dtype, checkpoint, self.config.device)
+        quantization = resolve_quantization(self.config.quantization, checkpoint, self.config.device)
         kv_cache_dtype = dtype if self.config.kv_cache_dtype == "auto" else self.config.kv_cache_dtype
         # Before the weights are read, so that a setting that cannot be is refused at once.
         check_device(self.config.device, dtype, kv_cache_dtype)
         matmul = 0 if self.config.batch_invariant else torch_matmul()
-        size, num_host_blocks = size_memory(self.config, checkpoint.spec, dtype, kv_cache_dtype)
+        weights = weight_bytes(checkpoint.spec, dtype, quantization)
+        size, num_host_blocks = size_memory(self.config, checkpoint.spec, weights, dtype, kv_cache_dtype)
         self.tokenizer = self._load_tokenizer(checkpoint.tokenizer)
         self.vocab_size = checkpoint.spec.vocab_size
         self.max_model_len = size.max_model_len
         """Longest sequence, prompt and output together, in tokens."""
         self.dtype = dtype
         """The compute type in use."""
+        self.quantization = quantization
+        """How linear weights are stored; None: in the compute type."""
         self._sampling_defaults = checkpoint.generation.sampling
         self._native = _C.Engine(
-            load_model(checkpoint, dtype, self.config.device),
+            load_model(checkpoint, dtype, self.config.device, quantization),
             max_model_len=size.max_model_len,
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,

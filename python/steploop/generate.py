@@ -45,6 +45,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
         tokenizer=arguments.tokenizer,
         revision=arguments.revision,
         dtype=arguments.dtype,
+        quantization=arguments.quantization,
         device=arguments.device,
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,

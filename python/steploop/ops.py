@@ -16,10 +16,11 @@ shape or stride raises `RuntimeError` saying what must hold. Shapes, with `[...]
   for a weight in 8 bits (codes int8, scales float32 [out, ceil(in / 64)]: scale * code) or in 4 (codes uint8 of 0..15,
   scales and minimums float16 [out, in / 32]: scale * code + minimum). gate_up: the first half of the rows is the gate
 - `quantize_rows(x [..., in], group_size, rotate=False)` -> int8 [..., in], float32 [..., ceil(in / group_size)]: what a
-  layer with such a weight makes of its input, which is float32 or bfloat16: of each group of 64 (for a weight in 8 bits)
-  or 32, the nearest of 255 multiples of its largest magnitude / 127. rotate: of the rows as
+  layer with such a weight makes of its input, which is float32 or bfloat16: of each group of 64 (for a weight in 8
+  bits) or 32, the nearest of 255 multiples of its largest magnitude / 127. rotate: of the rows as
   `steploop.weights.quantize.rotate` turns them
-- `linear(x [..., in], packed, out, rotate=False)` -> float32 [..., out]; `add_linear(out float32 [..., out], x, packed)` adds to out
+- `linear(x [..., in], packed, out, rotate=False)` -> float32 [..., out]; rotate: as `quantize_rows` has it.
+  `add_linear(out float32 [..., out], x, packed)` adds to out
 - `linear_silu_and_mul(x [..., in], packed, size)` -> [..., size] of x's dtype, with a weight from `pack_gate_up`
 - `rope_kv_write(qkv float32 [tokens, (heads + 2 * kv_heads) * head_dim], positions int32 [tokens],
   cos, sin float32 [positions, head_dim / 2], slot_mapping int64 [tokens], kv_cache, heads, q_norm=None, k_norm=None,

@@ -6,14 +6,15 @@ import argparse
 import time
 from pathlib import Path
 
-from steploop.errors import InvalidArgumentError
 from steploop.memory import format_bytes
 from steploop.weights import (
     PackedCheckpoint,
     check_packed_folder,
     load_model,
     open_checkpoint,
+    recipe_for,
     resolve_dtype,
+    resolve_quantization,
     save_packed,
 )
 
@@ -31,7 +32,7 @@ def pack_model(
     Args:
         model: As `EngineConfig.model`; so are `dtype` and `revision`.
         folder: Made if it is not there. A packed model in it is replaced.
-        quantization: None: as the model is.
+        quantization: As `EngineConfig.quantization`.
 
     Returns:
         The size of the weights' file in bytes.
@@ -44,13 +45,15 @@ def pack_model(
     """
     target = Path(folder).expanduser()
     check_packed_folder(target)
-    if quantization is not None:
-        raise InvalidArgumentError(f"quantization must be None, got {quantization!r}")
     checkpoint = open_checkpoint(model, revision)
-    loaded = load_model(checkpoint, resolve_dtype(dtype, checkpoint))
+    quantization = resolve_quantization(quantization, checkpoint)
+    loaded = load_model(checkpoint, resolve_dtype(dtype, checkpoint), quantization=quantization)
+    options = {}
     if isinstance(checkpoint, PackedCheckpoint):
-        return save_packed(loaded, checkpoint, target, options=checkpoint.options, quantization=checkpoint.quantization)
-    return save_packed(loaded, checkpoint, target)
+        options = checkpoint.options
+    elif quantization is not None:
+        options = recipe_for(checkpoint, quantization).native_options()
+    return save_packed(loaded, checkpoint, target, options=options, quantization=quantization)
 
 
 def run_pack(arguments: argparse.Namespace) -> None:
@@ -60,5 +63,11 @@ def run_pack(arguments: argparse.Namespace) -> None:
         SteploopError: anything the user can mend.
     """
     began = time.monotonic()
-    size_bytes = pack_model(arguments.model, arguments.folder, dtype=arguments.dtype, revision=arguments.revision)
+    size_bytes = pack_model(
+        arguments.model,
+        arguments.folder,
+        dtype=arguments.dtype,
+        quantization=arguments.quantization,
+        revision=arguments.revision,
+    )
     print(f"{arguments.folder}: {format_bytes(size_bytes)} in {time.monotonic() - began:.1f} s")

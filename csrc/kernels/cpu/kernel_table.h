@@ -20,6 +20,8 @@ struct CpuKernels {
   void (*quantize_rows)(const QuantizeRowsParams&, int64_t row_begin, int64_t row_end);
   void (*linear)(const PackedLinear&, const LinearParams&, int64_t row_begin, int64_t row_end, int64_t panel_begin,
                  int64_t panel_end);
+  void (*rescore)(const RescoreParams&, const void* table, DType table_dtype, float* scratch, int64_t row_begin,
+                  int64_t row_end);
   void (*rope_kv_write)(const RopeKvWriteParams&, int64_t row_begin, int64_t row_end);
   // Takes items by next_item, which counts them, until there are none; when all are done, the merges.
   void (*attention)(const AttentionParams&, std::atomic<int32_t>& next_item, const AttentionPartials&,

@@ -68,7 +68,7 @@ SL_INLINE RowGroup quantize_group(const Floats* x, int count, float norm, Quanti
   group.scale = bits >= kInfinityBits ? std::numeric_limits<float>::quiet_NaN()
                 : usable              ? magnitude / kLargestCode * norm
                                       : 0.0f;
-  group.term = format == Quantization::kInt4 ? __builtin_bit_cast(int32_t, group.scale * static_cast<float>(sum))
+  group.term = format == Quantization::kInt4 ? __builtin_bit_cast(int32_t, group.scale* static_cast<float>(sum))
                                              : -kInt8Offset * sum;
   return group;
 }

@@ -161,7 +161,9 @@ SL_INLINE Ints high_halves(Ints x) { return bitwise_and(x, splat_int(static_cast
 
 struct Float32Dot {
   using Element = float;
-  static SL_INLINE Floats step(Floats acc, const char* a, Words b) { return fma(floats_of(splat_word(a)), floats_of(b), acc); }
+  static SL_INLINE Floats step(Floats acc, const char* a, Words b) {
+    return fma(floats_of(splat_word(a)), floats_of(b), acc);
+  }
 };
 struct BFloat16Dot {
   using Element = float;
@@ -230,8 +232,7 @@ template <int kStep>
 SL_INLINE Floats swap_lanes(Floats x) {
   if constexpr (kStep == 1) return {_mm256_permute_ps(x.low, 0xb1), _mm256_permute_ps(x.high, 0xb1)};
   if constexpr (kStep == 2) return {_mm256_permute_ps(x.low, 0x4e), _mm256_permute_ps(x.high, 0x4e)};
-  if constexpr (kStep == 4)
-    return {_mm256_permute2f128_ps(x.low, x.low, 1), _mm256_permute2f128_ps(x.high, x.high, 1)};
+  if constexpr (kStep == 4) return {_mm256_permute2f128_ps(x.low, x.low, 1), _mm256_permute2f128_ps(x.high, x.high, 1)};
   if constexpr (kStep == 8) return {x.high, x.low};
 }
 SL_INLINE void prefetch_l1(const char* p) { _mm_prefetch(p, _MM_HINT_T0); }

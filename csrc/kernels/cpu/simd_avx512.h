@@ -43,7 +43,8 @@ SL_INLINE Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 SL_INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 SL_INLINE Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 SL_INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-SL_INLINE Floats reciprocal(Floats x) {  // within 2 units in the last place, of normal numbers; a division takes far longer
+SL_INLINE Floats
+reciprocal(Floats x) {  // within 2 units in the last place, of normal numbers; a division takes far longer
   const Floats guess = _mm512_rcp14_ps(x);
   return fma(_mm512_fnmadd_ps(x, guess, splat(1.0f)), guess, guess);
 }

@@ -28,20 +28,20 @@ enum class TileKind {
 
 enum class Prefetch {
   kStream,  // a line of `prefetch` per word, to L2: what is needed next
-  kAhead,   // b itself, 3 KiB ahead to L1: b is streamed from memory once
+  kAhead,  // b itself, 3 KiB ahead to L1: b is streamed from memory once
 };
 
 // tile_avx512.S reads these by their offsets.
 struct TileArgs {
-  const char* a;         // rows of words, `a_stride` bytes apart
+  const char* a;  // rows of words, `a_stride` bytes apart
   ptrdiff_t a_stride;
   const char* const* b;  // [num_segments][vectors]: where each 16-lane vector column starts in each segment
-  ptrdiff_t b_stride;    // bytes from one word of k to the next
+  ptrdiff_t b_stride;  // bytes from one word of k to the next
   int64_t num_segments;
-  int64_t words;         // of k per segment; of groups: of 4 codes of a
-  void* c;               // [rows][vectors * 16] float32, int32 for kInt8, `c_stride` elements apart
+  int64_t words;  // of k per segment; of groups: of 4 codes of a
+  void* c;  // [rows][vectors * 16] float32, int32 for kInt8, `c_stride` elements apart
   ptrdiff_t c_stride;
-  int64_t accumulate;    // start from c instead of zero; not with groups
+  int64_t accumulate;  // start from c instead of zero; not with groups
   const char* prefetch;  // kStream: null for nothing
   ptrdiff_t prefetch_step = 64;
   // With groups, one segment: a's, rows `groups_stride` bytes apart. c must be contiguous.
@@ -128,7 +128,8 @@ void tile(const TileArgs& args) {
 #if !STEPLOOP_ISA_AVX512
 
 SL_INLINE const RowGroup& group_of(const TileArgs& args, int row, int64_t group) {
-  return reinterpret_cast<const RowGroup*>(reinterpret_cast<const char*>(args.groups) + row * args.groups_stride)[group];
+  return reinterpret_cast<const RowGroup*>(reinterpret_cast<const char*>(args.groups) +
+                                           row * args.groups_stride)[group];
 }
 
 // c += (weight's scale * sum of products) * row's scale
@@ -206,10 +207,10 @@ struct TileTable {  // [vectors 1, 2, 4, 8][rows 1..4]
                                                    {shape<1, 4>(), shape<2, 4>(), shape<3, 4>(), shape<4, 4>()},
                                                    {shape<1, 8>(), shape<2, 8>(), shape<3, 8>(), shape<4, 8>()}};
 };
-#define SL_TILE_SHAPE(name, function)                 \
-  template <int kRows, int kVectors>                  \
-  struct name {                                       \
-    static constexpr TileFunction run = function;     \
+#define SL_TILE_SHAPE(name, function)             \
+  template <int kRows, int kVectors>              \
+  struct name {                                   \
+    static constexpr TileFunction run = function; \
   };
 #if !STEPLOOP_ISA_BF16
 SL_TILE_SHAPE(BFloat16Tile, (tile<BFloat16Dot, kRows, kVectors>))

@@ -36,6 +36,7 @@ def run_demo(arguments: argparse.Namespace) -> None:
     model = str(arguments.model or find_demo_model())
     settings: dict[str, Any] = {
         "dtype": arguments.dtype,
+        "quantization": arguments.quantization,
         "device": arguments.device,
         "max_num_seqs": arguments.max_num_seqs,
         "max_num_batched_tokens": arguments.max_num_batched_tokens,

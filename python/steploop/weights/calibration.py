@@ -50,10 +50,6 @@ class Calibration:
         self._x = decoder_layer(self._spec, tensors, self._x, measured)
         return magnitudes
 
-    def last(self, norm: torch.Tensor) -> torch.Tensor:
-        """The same of what the output layer is given, after all layers; norm: the final norm's weight."""
-        return root_mean_square(rms_norm(self._x, norm, self._spec.rms_norm_eps))
-
 
 def root_mean_square(x: torch.Tensor) -> torch.Tensor:
     """Of each column."""

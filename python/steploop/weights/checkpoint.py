@@ -66,3 +66,19 @@ class Checkpoint(ABC):
         Raises:
             ModelLoadError: the file does not hold what its header says.
         """
+
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The names that `tensors` gives, and the shape of each. Nothing is read."""
+
+    @abstractmethod
+    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """One of `tensors`, the caller's own."""
+
+    def stores_int4(self, name: str) -> bool:
+        """Whether `int4_codes` has this weight."""
+        return False
+
+    def int4_codes(self, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A weight in the format of `quantize.quantize_int4`, where the file has it in just that."""
+        raise NotImplementedError

@@ -36,6 +36,18 @@ class FolderCheckpoint(Checkpoint):
                 if not name.endswith(_COMPUTED_BUFFERS):
                     yield name, tensor
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {
+            name: shape
+            for file in self.files
+            for name, shape in file.shapes.items()
+            if not name.endswith(_COMPUTED_BUFFERS)
+        }
+
+    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        file = next(file for file in self.files if name in file.dtypes)
+        return next(tensor.clone() for _, tensor in file.tensors([name]))
+
 
 def open_folder(folder: Path) -> FolderCheckpoint:
     """Reads and checks everything but the weights themselves.

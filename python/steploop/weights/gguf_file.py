@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,21 +41,38 @@ class GgufCheckpoint(Checkpoint):
     header: GgufHeader
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        permuted: dict[str, int] = {}  # projection -> number of its heads
-        if self.header.metadata["general.architecture"] == "llama":
-            permuted = {"q_proj": self.spec.num_heads, "k_proj": self.spec.num_kv_heads}
         with _Mapping(self.path) as mapping:
-            for tensor in self.header.tensors.values():
-                if tensor.name == ROPE_FACTORS:
-                    continue
-                weight = mapping.dequantise(tensor, dtype)
-                name = hf_name(tensor.name)
-                projection = name.rpartition(".")[0].rpartition(".")[2]
-                # Of another size it does not fit the model, which the loader reports along with all else.
-                if weight.shape[0] == permuted.get(projection, 0) * self.spec.head_dim:
-                    weight = unpermute(weight, permuted[projection])
-                yield name, weight
-                del weight
+            for name, tensor in self._tensors.items():
+                yield name, self._in_order(name, mapping.dequantise(tensor, dtype))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        with _Mapping(self.path) as mapping:
+            return self._in_order(name, mapping.dequantise(self._tensors[name], dtype))
+
+    def stores_int4(self, name: str) -> bool:
+        return name in self._tensors and self._tensors[name].kind.name in ("Q4_0", "Q4_1")
+
+    def int4_codes(self, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        with _Mapping(self.path) as mapping:
+            codes, scales, minimums = mapping.int4_codes(self._tensors[name])
+        return self._in_order(name, codes), self._in_order(name, scales), self._in_order(name, minimums)
+
+    @cached_property
+    def _tensors(self) -> dict[str, GgufTensor]:
+        """By their Hugging Face names."""
+        return {hf_name(name): tensor for name, tensor in self.header.tensors.items() if name != ROPE_FACTORS}
+
+    def _in_order(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        """Rows as Hugging Face has them."""
+        if self.header.metadata["general.architecture"] != "llama":
+            return weight
+        heads = {"q_proj": self.spec.num_heads, "k_proj": self.spec.num_kv_heads}
+        num_heads = heads.get(name.rpartition(".")[0].rpartition(".")[2], 0)
+        # Of another size it does not fit the model, which the loader reports along with all else.
+        return unpermute(weight, num_heads) if weight.shape[0] == num_heads * self.spec.head_dim else weight
 
 
 def open_gguf(path: Path) -> GgufCheckpoint:
@@ -121,8 +139,7 @@ class _Mapping:
         """The tensor in `dtype`; one-dimensional ones (norms, biases) stay float32, they are small."""
         import torch
 
-        if len(self._data) < tensor.offset + tensor.num_rows * tensor.row_size_bytes:
-            raise ModelLoadError(f"{self._path} has become shorter since it was opened")
+        self._check_length(tensor)
         result = torch.empty(tensor.shape, dtype=torch.float32 if len(tensor.shape) == 1 else dtype)
         rows = result.view(tensor.num_rows, -1)
         rows_per_chunk = max(1, _CHUNK_ELEMENTS // tensor.shape[-1])
@@ -134,15 +151,43 @@ class _Mapping:
                 self._data.madvise(mmap.MADV_DONTNEED)
         return result
 
+    def int4_codes(self, tensor: GgufTensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The codes, scales and minimums of a tensor of type Q4_0 or Q4_1 [rows, columns]; see `quantize_int4`.
+
+        A block of 32 is a float16 scale, of Q4_1 a float16 minimum, and 16 bytes: codes i and 16 + i are the low and
+        the high half of byte i. Q4_0 stands for scale * (code - 8).
+        """
+        import torch
+
+        self._check_length(tensor)
+        has_minimum = tensor.kind.name == "Q4_1"
+        blocks = self._raw(tensor, 0, tensor.num_rows).reshape(-1, 20 if has_minimum else 18)
+        scales = blocks[:, 0:2].copy().view(np.float16)
+        minimums = blocks[:, 2:4].copy().view(np.float16) if has_minimum else scales * np.float16(-8)
+        packed = blocks[:, -16:]
+        codes = np.concatenate((packed & 15, packed >> 4), axis=1)
+        shape = (tensor.num_rows, tensor.shape[-1] // 32)
+        return (
+            torch.from_numpy(codes.reshape(tensor.shape)),
+            torch.from_numpy(scales.reshape(shape)),
+            torch.from_numpy(minimums.reshape(shape)),
+        )
+
+    def _check_length(self, tensor: GgufTensor) -> None:
+        if len(self._data) < tensor.offset + tensor.num_rows * tensor.row_size_bytes:
+            raise ModelLoadError(f"{self._path} has become shorter since it was opened")
+
+    def _raw(self, tensor: GgufTensor, first: int, last: int) -> np.ndarray:
+        """The bytes of rows first..last; copied, so that no view keeps the mapping alive."""
+        start = tensor.offset + first * tensor.row_size_bytes
+        size_bytes = (last - first) * tensor.row_size_bytes
+        return np.array(np.frombuffer(self._data, dtype=np.uint8, count=size_bytes, offset=start))
+
     def _rows(self, tensor: GgufTensor, first: int, last: int) -> np.ndarray:
         """Rows first..last as float32, [last - first, row length]."""
         from gguf.quants import dequantize
 
-        size_bytes = (last - first) * tensor.row_size_bytes
-        # Copied, so that no view keeps the mapping alive.
-        raw = np.frombuffer(
-            self._data, dtype=np.uint8, count=size_bytes, offset=tensor.offset + first * tensor.row_size_bytes
-        ).copy()
+        raw = self._raw(tensor, first, last)
         try:
             # As one long row, which is the same blocks: the gguf package loops over groups of 16 rows.
             values = dequantize(raw.reshape(1, -1), tensor.kind)

@@ -47,6 +47,12 @@ class PackedCheckpoint(Checkpoint):
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         raise ModelLoadError(f"{self.path} is packed: it holds no tensors to read or to convert; take the original")
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        raise ModelLoadError(f"{self.path} is packed: it holds no tensors to read or to convert; take the original")
+
     def resolve_dtype(self, dtype: str, device: str) -> str:
         """The compute type that `dtype` means.
 
@@ -59,6 +65,14 @@ class PackedCheckpoint(Checkpoint):
         if dtype not in ("auto", self.dtype):
             raise InvalidArgumentError(f"{self.path} is packed in {self.dtype}, got dtype {dtype}; take the original")
         return self.dtype
+
+    def resolve_quantization(self, quantization: str | None) -> str | None:
+        """How the weights are quantised; raises InvalidArgumentError for another one than None or that."""
+        if quantization not in (None, self.quantization):
+            raise InvalidArgumentError(
+                f"{self.path} is packed with quantization {self.quantization}, got {quantization}; take the original"
+            )
+        return self.quantization
 
     def load(self) -> _C.Model:
         """Copies the weights into memory.

@@ -28,14 +28,15 @@ def rotate(weight: torch.Tensor) -> torch.Tensor:
     import torch
 
     size = rotation_size(weight.shape[-1])
-    x = weight.reshape(-1, size)
+    x: torch.Tensor = weight.reshape(-1, size)
     step = 1
     while step < size:
         pairs = x.view(-1, size // (2 * step), 2, step)
         low, high = pairs[:, :, 0], pairs[:, :, 1]
         x = torch.stack((low + high, low - high), 2).view(-1, size)
         step *= 2
-    return (x * size**-0.5).view(weight.shape)
+    rotated: torch.Tensor = x * size**-0.5
+    return rotated.view(weight.shape)
 
 
 def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,27 +67,29 @@ def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
     groups = weight.float().reshape(-1, INT4_GROUP)
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     middle, half = (low + high) / 2, (high - low) / 2
-    mean = groups.mean(-1, keepdim=True)
-    best: tuple[torch.Tensor, ...] | None = None
-    for shrink in (1.0, 0.95, 0.9, 0.85, 0.8):
-        scale = (half * shrink * (2 / 15)).clamp(min=1e-8)
-        codes = ((groups - (middle - half * shrink)) / scale).round().clamp(0, 15)
-        # Least squares for value = scale * code + minimum.
-        spread = codes - codes.mean(-1, keepdim=True)
-        variance = spread.square().sum(-1, keepdim=True)
-        scale = torch.where(variance > 0, (spread * groups).sum(-1, keepdim=True) / variance.clamp(min=1), scale)
-        scale = scale.half().float()
-        minimum = (mean - scale * codes.mean(-1, keepdim=True)).half().float()
-        error = (scale * codes + minimum - groups).square().sum(-1, keepdim=True)
-        if best is None:
-            best = error, codes, scale, minimum
-        else:
-            better = error < best[0]
-            best = tuple(
-                torch.where(better, new, old)
-                for new, old in zip((error, codes, scale, minimum), best, strict=True)
-            )
-    assert best is not None
-    _, codes, scale, minimum = best
-    num_groups = columns // INT4_GROUP
-    return codes.to(torch.uint8).view(rows, columns), *(x.half().view(rows, num_groups) for x in (scale, minimum))
+    codes, scales, minimums, errors = _fit_int4(groups, middle, half)
+    for shrink in (0.95, 0.9, 0.85, 0.8):
+        candidate = _fit_int4(groups, middle, half * shrink)
+        better = candidate[3] < errors
+        codes, scales, minimums, errors = (
+            torch.where(better, new, old) for new, old in zip(candidate, (codes, scales, minimums, errors), strict=True)
+        )
+    shape = (rows, columns // INT4_GROUP)
+    return codes.to(torch.uint8).view(rows, columns), scales.half().view(shape), minimums.half().view(shape)
+
+
+def _fit_int4(
+    groups: torch.Tensor, middle: torch.Tensor, half: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes for the range middle - half .. middle + half, the scale and minimum that fit them best, and the error."""
+    import torch
+
+    steps = (half * (2 / 15)).clamp(min=1e-8)
+    codes = ((groups - (middle - half)) / steps).round().clamp(0, 15)
+    mean = codes.mean(-1, keepdim=True)
+    spread = codes - mean
+    variance = spread.square().sum(-1, keepdim=True)
+    fitted = (spread * groups).sum(-1, keepdim=True) / variance.clamp(min=1)
+    scales = torch.where(variance > 0, fitted, steps).half().float()
+    minimums = (groups.mean(-1, keepdim=True) - scales * mean).half().float()
+    return codes, scales, minimums, (scales * codes + minimums - groups).square().sum(-1, keepdim=True)

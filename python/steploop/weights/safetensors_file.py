@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ class SafetensorsFile:
         self.path = path
         self.dtypes: dict[str, str] = {}
         """Tensor name -> dtype as the header spells it."""
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self._groups: list[list[str]] = [[]]
         group_size_bytes = 0
         try:
@@ -38,8 +40,8 @@ class SafetensorsFile:
                     view = file.get_slice(name)
                     self.dtypes[name] = view.get_dtype()
                     size_bytes = _ITEM_SIZES.get(self.dtypes[name], 1)
-                    for extent in view.get_shape():
-                        size_bytes *= extent
+                    self.shapes[name] = tuple(view.get_shape())
+                    size_bytes *= math.prod(self.shapes[name])
                     if self._groups[-1] and group_size_bytes + size_bytes > _GROUP_SIZE_BYTES:
                         self._groups.append([])
                         group_size_bytes = 0
@@ -48,8 +50,8 @@ class SafetensorsFile:
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelLoadError(f"{path} is not a whole safetensors file: {error}") from error
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each tensor once, memory-mapped; valid until the next one is asked for.
+    def tensors(self, names: list[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each tensor once, or those of these names, memory-mapped; valid until the next one is asked for.
 
         Raises:
             ModelLoadError: a tensor that is not floating point, or a file that changed since it was opened.
@@ -59,7 +61,7 @@ class SafetensorsFile:
             raise ModelLoadError(
                 f"{self.path} holds tensors that are not float64, float32, float16 or bfloat16: {', '.join(wrong)}"
             )
-        for group in self._groups:
+        for group in self._groups if names is None else [names]:
             try:
                 with safe_open(self.path, framework="pt") as file:
                     for name in group:

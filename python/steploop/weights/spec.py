@@ -111,9 +111,7 @@ class ModelSpec:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return self.num_layers * (attention + mlp) + embeddings
 
-    def to_native(
-        self, linear_formats: Mapping[str, str] | None = None, rotated: Iterable[str] = ()
-    ) -> _C.ModelConfig:
+    def to_native(self, linear_formats: Mapping[str, str] | None = None, rotated: Iterable[str] = ()) -> _C.ModelConfig:
         """The native counterpart.
 
         Args:

@@ -55,9 +55,13 @@ def load_pair(folder: Path, formats: dict[str, str], *, turn: bool = False) -> t
             plain.load_weight(name, tensor)
             continue
         parts = quantized(rotate(tensor) if turn else tensor, format_)
-        model.load_quantized_weight(name, *parts)
         meant = dequantized(*parts)
-        plain.load_weight(name, rotate(meant) if turn else meant)  # rotating twice turns back
+        meant = rotate(meant) if turn else meant  # rotating twice turns back
+        plain.load_weight(name, meant)
+        if name == "lm_head.weight":
+            model.load_weight(name, meant)
+            name = "lm_head.codes"
+        model.load_quantized_weight(name, *parts)
     model.finish_loading()
     plain.finish_loading()
     return model, plain

@@ -113,7 +113,8 @@ def test_groups_of_zeros_and_groups_that_are_not_finite():
 
 
 @given(rows=ROWS, out_features=OUT_FEATURES, groups=GROUPS, odd=st.integers(0, 15), kind=KINDS,
-       dtype=st.sampled_from([torch.float32, torch.bfloat16]), with_bias=st.booleans(), turn=st.booleans(), seed=SEEDS)  # fmt: skip
+       dtype=st.sampled_from([torch.float32, torch.bfloat16]), with_bias=st.booleans(), turn=st.booleans(),
+       seed=SEEDS)  # fmt: skip
 @settings(max_examples=120, deadline=None)
 def test_linear(rows, out_features, groups, odd, kind, dtype, with_bias, turn, seed):
     in_features = groups * 32 + (2 * odd if kind == "int8" else 0)

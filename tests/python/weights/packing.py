@@ -39,6 +39,12 @@ class NoTensors(Checkpoint):
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(())
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        raise AssertionError
+
 
 def values(shape: list[int], start: int) -> torch.Tensor:
     """Numbers that differ from their neighbours, the same everywhere and for ever."""
@@ -52,14 +58,12 @@ def make_model(spec: ModelSpec, dtype: str, quantization: str | None = None) -> 
     model = _C.Model(spec.to_native(**options), dtype=dtype)
     for index, (name, shape) in enumerate(model.expected_weights().items()):
         numbers = values(shape, index)
-        if (
-            quantization is None
-            or len(shape) == 1
-            or (name == "model.embed_tokens.weight" and not spec.tie_word_embeddings)
-        ):
+        if quantization is None or len(shape) == 1 or name in ("model.embed_tokens.weight", "lm_head.weight"):
             model.load_weight(name, (numbers - 125) / 64)
         elif quantization == "int8":
-            model.load_quantized_weight(name, (numbers - 125).to(torch.int8), values(shape[:1], index).float())
+            model.load_quantized_weight(
+                name, (numbers - 125).to(torch.int8), values([shape[0], -(-shape[1] // 64)], index).float()
+            )
         else:
             groups = [shape[0], shape[1] // 32]
             scales = [(values(groups, index + shift) / 64).half() for shift in (0, 1)]

@@ -74,8 +74,8 @@ LAYOUTS = {
     1: {
         ("float32", None): "d500ce4f12c68be9",
         ("bfloat16", None): "ea1a05111155bed3",
-        ("bfloat16", "int8"): "458ea8142a67f9b3",
-        ("bfloat16", "int4"): "245d94cf20bc34e0",
+        ("bfloat16", "int8"): "864a291598abda5d",
+        ("bfloat16", "int4"): "a90b2ade909cd075",
     }
 }
 
