@@ -78,6 +78,13 @@ def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
     return codes.to(torch.uint8).view(rows, columns), scales.half().view(shape), minimums.half().view(shape)
 
 
+def dequantize_int4(codes: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor) -> torch.Tensor:
+    """What `quantize_int4` gives, as float32 [rows, columns]."""
+    groups = codes.float().view(*scales.shape, INT4_GROUP)
+    values: torch.Tensor = groups * scales.float()[..., None] + minimums.float()[..., None]
+    return values.view(codes.shape)
+
+
 def _fit_int4(
     groups: torch.Tensor, middle: torch.Tensor, half: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

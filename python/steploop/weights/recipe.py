@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from steploop.errors import InvalidArgumentError
 from steploop.weights.calibration import Calibration, root_mean_square
-from steploop.weights.quantize import quantize_int4, quantize_int8, rotate
+from steploop.weights.quantize import INT4_GROUP, dequantize_int4, quantize_int4, quantize_int8, rotate
 
 if TYPE_CHECKING:
     import torch
@@ -42,10 +43,10 @@ class Recipe:
 
     formats: Mapping[str, str]
     """"int8" or "int4" for each kind of weight (qkv, o, gate_up, down, lm_head) that is quantised."""
-    smoothed: bool = False
-    """Each input channel's size is shared between the input and the weight: the one is divided, and the other
-    multiplied, by the root of the quotient of their magnitudes (SmoothQuant: Xiao et al., 2023). What produces the
-    input is divided: the norm before, v before o, up before down."""
+    smoothed: tuple[str, ...] = ()
+    """Kinds, of those in the layers, whose input channels' size is shared between the input and the weight: the one is
+    divided, and the other multiplied, by the root of the quotient of their magnitudes (SmoothQuant: Xiao et al., 2023).
+    What produces the input is divided: the norm before, v before o, up before down."""
     rotated: tuple[str, ...] = ()
     """Kinds whose inputs and weights are rotated."""
     from_codes: bool = False
@@ -60,12 +61,13 @@ _INT8 = dict.fromkeys((*_LAYER_KINDS, "lm_head"), "int8")
 _INT4 = dict.fromkeys(_LAYER_KINDS, "int4") | {"lm_head": "int8"}
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
-        "int8": Recipe(formats=_INT8, smoothed=True, rotated=tuple(_INT8)),
-        "int4": Recipe(formats=_INT4, smoothed=True, rotated=tuple(_INT4)),
+        "int8": Recipe(formats=_INT8, smoothed=_LAYER_KINDS, rotated=tuple(_INT8)),
+        "int4": Recipe(formats=_INT4, smoothed=_LAYER_KINDS, rotated=tuple(_INT4)),
     }
 )
 """By `EngineConfig.quantization`. The output layer, whose noise goes straight into the logits, never has less than 8
 bits; embeddings, of which a step reads a row for each token, stay as they are."""
+_EXACT = 1e-3  # of a weight's norm: the rounding of scales, and of weights that bfloat16 holds
 _INT4_FROM_CODES = Recipe(formats=_INT4, rotated=("lm_head",), from_codes=True)
 
 
@@ -76,19 +78,44 @@ def check_quantization(quantization: str) -> None:
 
 
 def recipe_for(checkpoint: Checkpoint, quantization: str) -> Recipe:
-    """The recipe of that name for this model. Weights that are stored in the very format of int4 are taken as they are.
+    """The recipe of that name for this model. In int4, weights that were in 4 bits before are taken as they are.
 
     Raises:
         InvalidArgumentError: an unknown name.
     """
     check_quantization(quantization)
-    if quantization == "int4" and all(
-        checkpoint.stores_int4(f"model.layers.{layer}.{name}.weight")
-        for layer in range(checkpoint.spec.num_layers)
-        for name in LINEAR_KINDS
-    ):
+    recipe = RECIPES[quantization]
+    if quantization != "int4":
+        return recipe
+    layers = range(checkpoint.spec.num_layers)
+    if all(checkpoint.stores_int4(f"model.layers.{layer}.{name}.weight") for layer in layers for name in LINEAR_KINDS):
         return _INT4_FROM_CODES
-    return RECIPES[quantization]
+    exact = {
+        kind
+        for kind in _LAYER_KINDS
+        if all(
+            _is_exact_in_int4(checkpoint, f"model.layers.{layer}.{name}.weight")
+            for layer in {layers[0], layers[-1]}
+            for name, kind_of_name in LINEAR_KINDS.items()
+            if kind_of_name == kind
+        )
+    }
+    return dataclasses.replace(
+        recipe,
+        smoothed=tuple(kind for kind in recipe.smoothed if kind not in exact),
+        rotated=tuple(kind for kind in recipe.rotated if kind not in exact),
+    )
+
+
+def _is_exact_in_int4(checkpoint: Checkpoint, name: str) -> bool:
+    """Whether a weight loses nothing, as one that was in 4 bits before; false for one that does not fit at all."""
+    import torch
+
+    shape = checkpoint.shapes().get(name, ())
+    if len(shape) != 2 or shape[1] % INT4_GROUP:
+        return False
+    weight = checkpoint.tensor(name, torch.float32).float()
+    return bool((dequantize_int4(*quantize_int4(weight)) - weight).norm() <= _EXACT * weight.norm())
 
 
 def quantized_weights(
@@ -117,7 +144,7 @@ def quantized_weights(
             continue
         layer = {name.removeprefix(prefix): checkpoint.tensor(name, torch.float32).float() for name in names}
         if calibration is not None:
-            smooth_layer(spec, layer, calibration.next_layer(layer))
+            smooth_layer(spec, layer, calibration.next_layer(layer), recipe.smoothed)
         for name in list(layer):
             yield prefix + name, _stored(name, layer.pop(name), recipe)
     yield "model.norm.weight", checkpoint.tensor("model.norm.weight", torch.float32)
@@ -128,12 +155,18 @@ def quantized_weights(
         yield "lm_head.codes", _quantized(head.float(), "lm_head", recipe)
 
 
-def smooth_layer(spec: ModelSpec, layer: Mapping[str, torch.Tensor], magnitudes: Mapping[str, torch.Tensor]) -> None:
+def smooth_layer(
+    spec: ModelSpec,
+    layer: Mapping[str, torch.Tensor],
+    magnitudes: Mapping[str, torch.Tensor],
+    kinds: Collection[str] = _LAYER_KINDS,
+) -> None:
     """Changes a layer's weights, in place, to others that compute the same.
 
     Args:
         layer: Float32, by name.
         magnitudes: Of the inputs (`Calibration.next_layer`).
+        kinds: Those whose inputs change.
     """
 
     def weights(*names: str) -> list[torch.Tensor]:
@@ -142,23 +175,28 @@ def smooth_layer(spec: ModelSpec, layer: Mapping[str, torch.Tensor], magnitudes:
     def bias_of(name: str) -> list[torch.Tensor]:
         return [layer[f"{name}.bias"]] if f"{name}.bias" in layer else []
 
-    _smooth(
-        weights("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        magnitudes["self_attn.q_proj"],
-        layer["input_layernorm.weight"],
-    )
-    # Each value head feeds as many query heads as share it.
-    _smooth(
-        weights("self_attn.o_proj"),
-        magnitudes["self_attn.o_proj"],
-        *weights("self_attn.v_proj"),
-        *bias_of("self_attn.v_proj"),
-        shared=(spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim),
-    )
-    _smooth(
-        weights("mlp.gate_proj", "mlp.up_proj"), magnitudes["mlp.gate_proj"], layer["post_attention_layernorm.weight"]
-    )
-    _smooth(weights("mlp.down_proj"), magnitudes["mlp.down_proj"], *weights("mlp.up_proj"), *bias_of("mlp.up_proj"))
+    if "qkv" in kinds:
+        _smooth(
+            weights("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            magnitudes["self_attn.q_proj"],
+            layer["input_layernorm.weight"],
+        )
+    if "o" in kinds:  # each value head feeds as many query heads as share it
+        _smooth(
+            weights("self_attn.o_proj"),
+            magnitudes["self_attn.o_proj"],
+            *weights("self_attn.v_proj"),
+            *bias_of("self_attn.v_proj"),
+            shared=(spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim),
+        )
+    if "gate_up" in kinds:
+        _smooth(
+            weights("mlp.gate_proj", "mlp.up_proj"),
+            magnitudes["mlp.gate_proj"],
+            layer["post_attention_layernorm.weight"],
+        )
+    if "down" in kinds:
+        _smooth(weights("mlp.down_proj"), magnitudes["mlp.down_proj"], *weights("mlp.up_proj"), *bias_of("mlp.up_proj"))
 
 
 def _smooth(
