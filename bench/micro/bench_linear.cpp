@@ -153,10 +153,10 @@ class Layers {
 
   // Not timed with the layer: the engine does it where the input is made.
   void quantize_input(CpuExec& exec) {
-    quantized_.stride = round_up(shape_.in_features, QuantizedRows::kRowStep);
+    quantized_.set_strides(shape_.in_features);
     quantized_.format = format_.quantization;
     codes_ = Buffer(static_cast<size_t>(kMaxRows * quantized_.stride));
-    groups_ = Buffer(static_cast<size_t>(kMaxRows * quantized_.groups_per_row()) * sizeof(RowGroup));
+    groups_ = Buffer(static_cast<size_t>(kMaxRows * quantized_.groups_stride) * sizeof(RowGroup));
     quantized_.codes = codes_.as<int8_t>();
     quantized_.groups = groups_.as<RowGroup>();
     const auto size = static_cast<int32_t>(shape_.in_features);

@@ -149,11 +149,11 @@ class QuantizedInput {
  public:
   QuantizedInput(const Tensor& x, int64_t num_rows, Quantization format, bool rotate) {
     const int64_t size = x.size(x.dim() - 1);
-    rows_.stride = round_up(size, QuantizedRows::kRowStep);
+    rows_.set_strides(size);
     rows_.format = format;
     rows_.rotation = rotate ? rotation_size(size) : 1;
     codes_.resize(static_cast<size_t>(num_rows * rows_.stride));
-    groups_.resize(static_cast<size_t>(num_rows * rows_.groups_per_row()));
+    groups_.resize(static_cast<size_t>(num_rows * rows_.groups_stride));
     rows_.codes = codes_.data();
     rows_.groups = groups_.data();
     const DType dtype = x.scalar_type() == ScalarType::Float ? DType::kFloat32 : DType::kBFloat16;
@@ -185,7 +185,7 @@ std::tuple<Tensor, Tensor> quantize_rows(const Tensor& x, int64_t group_size, bo
     std::copy_n(rows.codes + row * rows.stride, size, static_cast<int8_t*>(codes.mutable_data_ptr()) + row * size);
     for (int64_t g = 0; g < num_groups; ++g)
       static_cast<float*>(scales.mutable_data_ptr())[row * num_groups + g] =
-          rows.groups[row * rows.groups_per_row() + g].scale;
+          rows.groups[row * rows.groups_stride + g].scale;
   }
   return {codes, scales};
 }

@@ -47,16 +47,22 @@ inline constexpr int32_t rotation_size(int64_t in_features) {  // the largest po
 
 // Rows in 8 bits, in the groups that the weight they are for has: codes -127..127.
 struct QuantizedRows {
-  int8_t* codes = nullptr;     // [num_rows, stride]
-  RowGroup* groups = nullptr;  // [num_rows, stride / group_size()]
-  int64_t stride = 0;          // a row's codes, padded with zeros: a multiple of kRowStep
+  int8_t* codes = nullptr;     // [num_rows, stride]: a row's, padded with zeros to a multiple of kRowStep
+  RowGroup* groups = nullptr;  // [num_rows, groups_stride]
+  // The same for all that share this memory, whatever their size and format, since threads may be at different ones.
+  int64_t stride = 0;
+  int64_t groups_stride = 0;
   Quantization format = Quantization::kInt8;
   int32_t rotation = 1;        // 1: none, or rotation_size of the row's size
 
   static constexpr int64_t kRowStep = 64;
   static_assert(kRowStep % kInt8Group == 0 && kRowStep % kInt4Group == 0 && kRowStep % kMaxRotation == 0);
-  int64_t group_size() const { return format == Quantization::kInt4 ? kInt4Group : kInt8Group; }
-  int64_t groups_per_row() const { return stride / group_size(); }
+  static constexpr int64_t kSmallestGroup = kInt4Group < kInt8Group ? kInt4Group : kInt8Group;
+  // Of rows of up to `size` elements.
+  void set_strides(int64_t size) {
+    stride = (size + kRowStep - 1) / kRowStep * kRowStep;
+    groups_stride = stride / kSmallestGroup;
+  }
 };
 
 struct QuantizeRowsParams {

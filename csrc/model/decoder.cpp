@@ -30,11 +30,10 @@ Decoder::Activations Decoder::take_activations(const ModelConfig& config, DType 
   z.inner = allocate(tokens * static_cast<size_t>(config.intermediate_size) * element);
   if (config.formats.any_quantized()) {
     const int64_t widest = std::max({config.hidden_size, config.q_size(), config.intermediate_size});
-    z.quantized.stride = round_up(widest, QuantizedRows::kRowStep);
-    const auto stride = static_cast<size_t>(z.quantized.stride);
-    z.quantized.codes = static_cast<int8_t*>(allocate(tokens * stride));
-    constexpr size_t kSmallestGroup = std::min(kInt8Group, kInt4Group);
-    z.quantized.groups = static_cast<RowGroup*>(allocate(tokens * stride / kSmallestGroup * sizeof(RowGroup)));
+    z.quantized.set_strides(widest);
+    z.quantized.codes = static_cast<int8_t*>(allocate(tokens * static_cast<size_t>(z.quantized.stride)));
+    z.quantized.groups =
+        static_cast<RowGroup*>(allocate(tokens * static_cast<size_t>(z.quantized.groups_stride) * sizeof(RowGroup)));
   }
   z.logits = floats(samples * static_cast<size_t>(config.vocab_size));
   return z;
@@ -208,7 +207,6 @@ QuantizedRows Decoder::quantized_input(const Weight& weight, int32_t size) const
   const LinearFormat format = weight.format();
   if (!format.is_quantized()) return {};
   QuantizedRows rows = z_.quantized;
-  rows.stride = round_up(size, QuantizedRows::kRowStep);
   rows.format = format.quantization;
   rows.rotation = format.rotated ? rotation_size(size) : 1;
   return rows;

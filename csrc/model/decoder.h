@@ -46,8 +46,7 @@ class Decoder {
     void* q = nullptr;           // [T, num_heads, head_dim] of query_dtype(KV dtype)
     void* attended = nullptr;    // [T, num_heads, head_dim] of dtype
     void* inner = nullptr;       // [T, intermediate] of dtype
-    QuantizedRows quantized;     // [T]: the input of the linear layer in progress where its weight is quantised; the
-                                 // stride is that of the widest input
+    QuantizedRows quantized;     // [T]: the input of the linear layer in progress where its weight is quantised
     float* logits = nullptr;     // [S, vocab]
   };
   template <class Allocate>

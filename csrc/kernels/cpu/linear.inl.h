@@ -85,8 +85,8 @@ inline void linear_tile(const LinearTask& task, int rows, int64_t row, int vecto
                 false,
                 prefetch};
   if (const QuantizedRows& quantized = task.params.quantized; quantized.groups) {
-    args.groups = quantized.groups + row * quantized.groups_per_row();
-    args.groups_stride = quantized.groups_per_row() * static_cast<ptrdiff_t>(sizeof(RowGroup));
+    args.groups = quantized.groups + row * quantized.groups_stride;
+    args.groups_stride = quantized.groups_stride * static_cast<ptrdiff_t>(sizeof(RowGroup));
   }
   run_tile(task.kind, vectors, rows, args, kind);
   for (int r = 0; r < rows; ++r)

@@ -78,11 +78,12 @@ template <class Value>
 void quantize_row(const QuantizedRows& out, int64_t row, int size, Value value) {
   const float norm = 1.0f / std::sqrt(static_cast<float>(out.rotation));
   int8_t* codes = out.codes + row * out.stride;
-  RowGroup* group = out.groups + row * out.groups_per_row();
-  for (int64_t first = 0; first < out.stride; first += QuantizedRows::kRowStep, codes += QuantizedRows::kRowStep) {
+  RowGroup* group = out.groups + row * out.groups_stride;
+  constexpr auto kStep = static_cast<int>(QuantizedRows::kRowStep);
+  for (int first = 0; first < size; first += kStep, codes += kStep) {
     Floats x[kRunVectors];
     for (int v = 0; v < kRunVectors; ++v) {
-      const auto i = static_cast<int>(first) + v * kLanes;
+      const int i = first + v * kLanes;
       x[v] = i < size ? value(i, std::min(kLanes, size - i)) : zero();
     }
     if (out.rotation > 1) rotate(x, out.rotation);

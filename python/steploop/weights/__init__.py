@@ -127,6 +127,7 @@ __all__ = [
     "GenerationDefaults",
     "ModelSpec",
     "PackedCheckpoint",
+    "Recipe",
     "TokenizerFiles",
     "check_packed_folder",
     "find_tokenizer",

@@ -68,8 +68,12 @@ def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     middle, half = (low + high) / 2, (high - low) / 2
     codes, scales, minimums, errors = _fit_int4(groups, middle, half)
-    for shrink in (0.95, 0.9, 0.85, 0.8):
-        candidate = _fit_int4(groups, middle, half * shrink)
+    ranges = [(middle, half * shrink) for shrink in (0.95, 0.9, 0.85, 0.8)]
+    # That of GGUF's Q4_0, whose code 0 is the value of the largest magnitude and code 8 is zero.
+    largest = torch.where(high > -low, high, low)
+    ranges.append((largest / 16, largest.abs() * (15 / 16)))
+    for middle, half in ranges:
+        candidate = _fit_int4(groups, middle, half)
         better = candidate[3] < errors
         codes, scales, minimums, errors = (
             torch.where(better, new, old) for new, old in zip(candidate, (codes, scales, minimums, errors), strict=True)

@@ -67,7 +67,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 )
 """By `EngineConfig.quantization`. The output layer, whose noise goes straight into the logits, never has less than 8
 bits; embeddings, of which a step reads a row for each token, stay as they are."""
-_EXACT = 1e-3  # of a weight's norm: the rounding of scales, and of weights that bfloat16 holds
+_EXACT = 3e-3  # of a weight's norm: the rounding of scales, and of weights that bfloat16 holds
 _INT4_FROM_CODES = Recipe(formats=_INT4, rotated=("lm_head",), from_codes=True)
 
 

@@ -30,6 +30,7 @@ WHOLE_STEP = {
     "linear_gate_up": NUM_LAYERS,
     "linear_down": NUM_LAYERS,
     "linear_lm_head": 1,
+    "rescore": 0,
     "sample": 1,
 }
 STEP_WITHOUT_SAMPLES = {

@@ -20,8 +20,6 @@ from steploop.cli import main
 from steploop.errors import InvalidArgumentError, ModelLoadError, UnsupportedDeviceError, UnsupportedModelError
 from steploop.pack import pack_model
 from steploop.weights import (
-    RECIPES,
-    Recipe,
     load_model,
     load_quantized,
     open_checkpoint,
@@ -30,7 +28,7 @@ from steploop.weights import (
 )
 from steploop.weights.calibration import Calibration, decoder_layer
 from steploop.weights.quantize import quantize_int8, rotate
-from steploop.weights.recipe import LINEAR_KINDS, quantized_weights, smooth_layer
+from steploop.weights.recipe import LINEAR_KINDS, RECIPES, Recipe, quantized_weights, smooth_layer
 
 from ..engine.serving import make_engine
 from .gguf_writing import gguf_name, write_gguf
@@ -297,6 +295,29 @@ def test_gguf_of_mixed_types_goes_through_the_recipe(llama_weights: Weights, tmp
     tokens = some_tokens(300)
     expected = logits_of(load_model(checkpoint, "float32"), tokens)
     assert difference(logits_of(load_model(checkpoint, "float32", quantization="int4"), tokens), expected) < 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_weights_that_were_in_4_bits_before_are_left_alone(
+    llama_weights: Weights, tiny_llama: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """Expanded and saved by somebody: neither smoothed nor rotated, since they lie on their grid as they are."""
+    write_gguf(tmp_path / "m.gguf", llama_weights, kind=KINDS["Q4_1"])
+    expanded = {name: tensor.to(dtype) for name, tensor in open_checkpoint(tmp_path / "m.gguf").tensors(torch.float32)}
+    down = [name for name in LLAMA_TENSORS if name.endswith("down_proj.weight")]
+    tokens = some_tokens(300)
+    for fresh in ([], down):  # these have never been in 4 bits
+        folder = Path(shutil.copytree(tiny_llama, tmp_path / f"folder-{len(fresh)}"))
+        save_file(expanded | {name: llama_weights[name] for name in fresh}, folder / "model.safetensors")
+        checkpoint = open_checkpoint(folder)
+        recipe = recipe_for(checkpoint, "int4")
+        changed = ("down",) if fresh else ()
+        assert not recipe.from_codes
+        assert (recipe.smoothed, recipe.rotated) == (changed, (*changed, "lm_head"))
+        assert recipe_for(checkpoint, "int8") == RECIPES["int8"]
+        expected = logits_of(load_model(checkpoint, "float32"), tokens)
+        got = logits_of(load_model(checkpoint, "float32", quantization="int4"), tokens)
+        assert difference(got, expected) < (0.3 if fresh else CODES_BOUND)
 
 
 def test_other_weights_of_a_gguf_file_may_have_any_type(llama_weights: Weights, tmp_path: Path) -> None:
