@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import http.client
 import json
 import platform
+import signal
 import socket
 import subprocess
 import sys
@@ -41,7 +43,8 @@ class LlamaServer:
         # Nothing that is computed once is found again.
         self._options = ["--flash-attn", "on", "--cache-ram", "0", *(part for item in sizes.items() for part in item)]
         address = ["--host", HOST, "--port", str(self._port)]
-        self._server = subprocess.Popen([SERVER, "--model", settings["model"], *address, "--no-ui", *self._options])
+        command = [SERVER, "--model", settings["model"], *address, "--no-ui", *self._options]
+        self._server = subprocess.Popen(command, preexec_fn=_end_with_parent)
         while not self._is_ready():
             time.sleep(0.1)
 
@@ -125,6 +128,12 @@ def _add(run: RunTimes, events: list[tuple[float, dict[str, Any]]]) -> None:
     run.first_token_times.append(times[0])
     run.last_token_times.append(times[-1])
     run.token_ids.append(tokens)
+
+
+def _end_with_parent() -> None:
+    """Else a server whose worker is killed would go on, and wait by spinning."""
+    set_death_signal = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
 def _free_port() -> int:

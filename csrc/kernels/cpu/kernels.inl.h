@@ -11,8 +11,12 @@ namespace steploop::STEPLOOP_ISA {
 
 #define SL_STRING(x) #x
 #define SL_NAME(x) SL_STRING(x)
-inline constexpr CpuKernels kKernels = {
-    SL_NAME(STEPLOOP_ISA), STEPLOOP_ISA_BF16, embedding,       rms_norm, quantize_rows, linear, rescore,
-    rope_kv_write,         attention,         merge_attention, silu_mul};
+#if defined(__AVX512VNNI__) && !STEPLOOP_ISA_AVX512  // the same kernels as AVX-VNNI's
+inline constexpr const char* kName = "avxvnni";
+#else
+inline constexpr const char* kName = SL_NAME(STEPLOOP_ISA);
+#endif
+inline constexpr CpuKernels kKernels = {kName,   STEPLOOP_ISA_BF16, embedding, rms_norm,        quantize_rows, linear,
+                                        rescore, rope_kv_write,     attention, merge_attention, silu_mul};
 
 }  // namespace steploop::STEPLOOP_ISA
