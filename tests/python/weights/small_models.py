@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from gguf import GGMLQuantizationType
 
+from steploop import LLMEngine
+
+from ..engine.serving import make_engine
+
+KINDS = {"Q4_0": GGMLQuantizationType.Q4_0, "Q4_1": GGMLQuantizationType.Q4_1, "Q8_0": GGMLQuantizationType.Q8_0}
 SHAPE: dict[str, Any] = {
     "vocab_size": 250,  # not a multiple of the kernels' panel of 32
     "hidden_size": 96,  # a group of 64 and half of one, three of 32
@@ -58,3 +65,28 @@ def save_model(folder: Path, name: str, **changes: Any) -> Path:
     """A folder with that model, without a tokenizer."""
     make_model(name, **changes).save_pretrained(folder)
     return folder
+
+
+def logits_of(model: Any, token_ids: list[int], **settings: Any) -> torch.Tensor:
+    settings = {"kv_cache_dtype": "float32", "num_kv_blocks": 64, "num_threads": 1, **settings}
+    return torch.from_numpy(make_engine(model, **settings).teacher_forced_logits(token_ids))
+
+
+def some_tokens(vocab_size: int, count: int = 120) -> list[int]:
+    return np.random.default_rng(1).integers(0, vocab_size, count).tolist()
+
+
+def difference(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """The norm of the difference in units of the norm of what is expected, both without each row's mean."""
+    got, expected = (x.double() - x.double().mean(-1, keepdim=True) for x in (got, expected))
+    return float((got - expected).norm() / expected.norm())
+
+
+def tokens_by_request(engine: LLMEngine) -> dict[str, tuple[list[int], list[float]]]:
+    results: dict[str, tuple[list[int], list[float]]] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            sample = output.outputs[0]
+            logprobs = [step[token].logprob for step, token in zip(sample.logprobs, sample.token_ids, strict=True)]
+            results[output.request_id] = (list(sample.token_ids), logprobs)
+    return results

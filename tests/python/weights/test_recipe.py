@@ -1,8 +1,7 @@
-"""Quantised at load: what a recipe does to a model, GGUF codes as they are, packing, rescoring, what is refused."""
+"""Quantised at load: what a recipe does to a model, and GGUF codes as they are."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,14 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
 
-from steploop import EngineConfig, LLMEngine, SamplingParams
-from steploop.cli import main
-from steploop.errors import InvalidArgumentError, ModelLoadError, UnsupportedDeviceError, UnsupportedModelError
-from steploop.pack import pack_model
+from steploop import LLMEngine, SamplingParams
 from steploop.weights import (
     load_model,
     load_quantized,
@@ -30,28 +25,12 @@ from steploop.weights.calibration import Calibration, decoder_layer
 from steploop.weights.quantize import quantize_int8, rotate
 from steploop.weights.recipe import LINEAR_KINDS, RECIPES, Recipe, quantized_weights, smooth_layer
 
-from ..engine.serving import make_engine
 from .gguf_writing import gguf_name, write_gguf
-from .small_models import MODELS, make_model, save_model
+from .small_models import KINDS, MODELS, difference, logits_of, make_model, save_model, some_tokens, tokens_by_request
 
 Weights = dict[str, torch.Tensor]
 QUANTIZATIONS = list(RECIPES)
 SMOOTHED = RECIPES["int8"].smoothed
-
-
-def logits_of(model: Any, token_ids: list[int], **settings: Any) -> torch.Tensor:
-    settings = {"kv_cache_dtype": "float32", "num_kv_blocks": 64, "num_threads": 1, **settings}
-    return torch.from_numpy(make_engine(model, **settings).teacher_forced_logits(token_ids))
-
-
-def some_tokens(vocab_size: int, count: int = 120) -> list[int]:
-    return np.random.default_rng(1).integers(0, vocab_size, count).tolist()
-
-
-def difference(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """The norm of the difference in units of the norm of what is expected, both without each row's mean."""
-    got, expected = (x.double() - x.double().mean(-1, keepdim=True) for x in (got, expected))
-    return float((got - expected).norm() / expected.norm())
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
@@ -175,16 +154,6 @@ def test_memory_is_what_was_said(quantization: str, demo_model: Path, tiny_llama
     assert said <= load_model(checkpoint, "bfloat16", quantization=quantization).weight_bytes <= 1.35 * said
 
 
-def tokens_by_request(engine: LLMEngine) -> dict[str, tuple[list[int], list[float]]]:
-    results: dict[str, tuple[list[int], list[float]]] = {}
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            sample = output.outputs[0]
-            logprobs = [step[token].logprob for step, token in zip(sample.logprobs, sample.token_ids, strict=True)]
-            results[output.request_id] = (list(sample.token_ids), logprobs)
-    return results
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_tokens_do_not_depend_on_the_batch(tiny_llama: Path, quantization: str, dtype: str) -> None:
@@ -215,14 +184,8 @@ def test_tokens_do_not_depend_on_the_batch(tiny_llama: Path, quantization: str, 
 
 # ---- Codes of GGUF files ---------------------------------------------------------------------------------------------
 
-KINDS = {"Q4_0": GGMLQuantizationType.Q4_0, "Q4_1": GGMLQuantizationType.Q4_1, "Q8_0": GGMLQuantizationType.Q8_0}
 CODES_BOUND = 0.08  # tests' tiny Llama has wide weights: half of what a token says is noise to the next
 LLAMA_TENSORS = [f"model.layers.{layer}.{name}.weight" for layer in range(2) for name in LINEAR_KINDS]
-
-
-@pytest.fixture(scope="module")
-def llama_weights(tiny_llama: Path) -> Weights:
-    return {name: tensor.clone() for name, tensor in open_checkpoint(tiny_llama).tensors(torch.float32)}
 
 
 def int4_values(codes: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor) -> torch.Tensor:
@@ -331,273 +294,3 @@ def test_other_weights_of_a_gguf_file_may_have_any_type(llama_weights: Weights, 
     tokens = some_tokens(300)
     got = logits_of(load_model(checkpoint, "float32", quantization="int4"), tokens)
     assert difference(got, logits_of(load_model(checkpoint, "float32"), tokens)) < CODES_BOUND
-
-
-# ---- Packed models ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_packed_is_what_was_quantised(tiny_llama: Path, tmp_path: Path, quantization: str, dtype: str) -> None:
-    pack_model(tiny_llama, tmp_path / "packed", dtype=dtype, quantization=quantization)
-    tokens = some_tokens(300)
-    fresh = load_model(open_checkpoint(tiny_llama), dtype, quantization=quantization)
-    packed = load_model(open_checkpoint(tmp_path / "packed"), dtype)
-    assert packed.weight_bytes == fresh.weight_bytes
-    assert torch.equal(logits_of(packed, tokens, kv_cache_dtype=dtype), logits_of(fresh, tokens, kv_cache_dtype=dtype))
-    results = []
-    for settings in (
-        {"model": tiny_llama, "quantization": quantization, "dtype": dtype},
-        {"model": tmp_path / "packed"},
-        {"model": tmp_path / "packed", "quantization": quantization},
-    ):
-        engine = LLMEngine(**settings, num_kv_blocks=64, num_threads=1)
-        assert (engine.quantization, engine.dtype) == (quantization, dtype)
-        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=1)
-        engine.add_request("one", {"prompt_token_ids": tokens[:40]}, params)
-        results.append(tokens_by_request(engine))
-        engine.close()
-    assert results[0] == results[1] == results[2]
-
-
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
-def test_packed_codes_of_a_gguf_file(llama_weights: Weights, tmp_path: Path, kind: str) -> None:
-    write_gguf(tmp_path / "m.gguf", llama_weights, kind=KINDS[kind])
-    pack_model(tmp_path / "m.gguf", tmp_path / "packed", dtype="float32", quantization="int4")
-    checkpoint = open_checkpoint(tmp_path / "packed")
-    fresh = load_model(open_checkpoint(tmp_path / "m.gguf"), "float32", quantization="int4")
-    tokens = some_tokens(300)
-    assert torch.equal(logits_of(load_model(checkpoint, "float32"), tokens), logits_of(fresh, tokens))
-
-
-def test_packed_again(tiny_llama: Path, tmp_path: Path) -> None:
-    pack_model(tiny_llama, tmp_path / "a", quantization="int8")
-    pack_model(tmp_path / "a", tmp_path / "b")
-    checkpoint = open_checkpoint(tmp_path / "b")
-    tokens = some_tokens(300)
-    first = load_model(open_checkpoint(tmp_path / "a"), "float32")
-    assert torch.equal(logits_of(load_model(checkpoint, "float32"), tokens), logits_of(first, tokens))
-
-
-def test_packed_with_another_quantisation(tiny_llama: Path, tmp_path: Path) -> None:
-    pack_model(tiny_llama, tmp_path / "int8", quantization="int8")
-    pack_model(tiny_llama, tmp_path / "none")
-    for name, asked, words in (
-        ("int8", "int4", "packed with quantization int8, got int4"),
-        ("none", "int8", "packed with quantization None, got int8"),
-    ):
-        with pytest.raises(InvalidArgumentError, match=words):
-            LLMEngine(model=tmp_path / name, quantization=asked)
-        with pytest.raises(InvalidArgumentError, match=words):
-            load_model(open_checkpoint(tmp_path / name), "float32", quantization=asked)
-        with pytest.raises(InvalidArgumentError, match=words):
-            pack_model(tmp_path / name, tmp_path / "new", quantization=asked)
-    assert not (tmp_path / "new").exists()
-
-
-# ---- What is refused -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("quantization", ["fp8", "INT8", "", 8, True])
-def test_unknown_quantisations(tiny_llama: Path, tmp_path: Path, quantization: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="quantization must be one of int8, int4"):
-        EngineConfig(model=tiny_llama, quantization=quantization)
-    with pytest.raises(InvalidArgumentError, match="quantization must be one of int8, int4"):
-        load_model(open_checkpoint(tiny_llama), "float32", quantization=quantization)
-    with pytest.raises(InvalidArgumentError, match="quantization must be one of int8, int4"):
-        recipe_for(open_checkpoint(tiny_llama), quantization)
-    with pytest.raises(InvalidArgumentError, match="quantization must be one of int8, int4"):
-        pack_model(tiny_llama, tmp_path / "packed", quantization=quantization)
-    assert not (tmp_path / "packed").exists()
-
-
-@pytest.mark.parametrize("command", [["generate", "MODEL", "hello"], ["pack", "MODEL", "FOLDER"]])
-def test_unknown_quantisations_on_the_command_line(
-    command: list[str], tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = {"MODEL": str(tiny_llama), "FOLDER": str(tmp_path / "packed")}
-    with pytest.raises(SystemExit) as error:
-        main([*(names.get(word, word) for word in command), "--quantization", "fp8"])
-    assert error.value.code == 2
-    assert "int8" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_quantised_on_the_command_line(
-    quantization: str, tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--json", "--temperature", "0", "--max-tokens", "9", "--ignore-eos"]
-    texts = []
-    assert main(["generate", str(tiny_llama), "--quantization", quantization, *options, "hello"]) == 0
-    texts.append(json.loads(capsys.readouterr().out)["text"])
-    assert main(["pack", str(tiny_llama), str(tmp_path / "packed"), "--quantization", quantization]) == 0
-    capsys.readouterr()
-    assert main(["generate", str(tmp_path / "packed"), *options, "hello"]) == 0
-    texts.append(json.loads(capsys.readouterr().out)["text"])
-    assert texts[0] == texts[1]
-    other = "int4" if quantization == "int8" else "int8"
-    assert main(["generate", str(tmp_path / "packed"), "--quantization", other, "hello"]) == 1
-    assert f"packed with quantization {quantization}, got {other}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_cuda_takes_no_quantisation(tiny_llama: Path, quantization: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"quantization='{quantization}' is for device='cpu', got 'cuda'"):
-        EngineConfig(model=tiny_llama, quantization=quantization, device="cuda")
-    with pytest.raises(UnsupportedDeviceError, match=f"quantization='{quantization}' is for device cpu, got .*cuda"):
-        load_model(open_checkpoint(tiny_llama), "bfloat16", "cuda", quantization)
-
-
-def test_int4_needs_whole_groups(tmp_path: Path) -> None:
-    for changes in ({"hidden_size": 80}, {"intermediate_size": 208}, {"head_dim": 80, "num_attention_heads": 1,
-                    "num_key_value_heads": 1}):  # fmt: skip
-        folder = save_model(tmp_path / "-".join(changes), "llama", **changes)
-        checkpoint = open_checkpoint(folder)
-        words = r"int4 needs in_features to be a multiple of 32, got (80|208); int8 and bfloat16 do not"
-        with pytest.raises(UnsupportedModelError, match=words):
-            load_model(checkpoint, "float32", quantization="int4")
-        with pytest.raises(UnsupportedModelError, match="multiple of 32"):
-            pack_model(folder, tmp_path / "packed", quantization="int4")
-        assert not (tmp_path / "packed").exists()
-        tokens = some_tokens(checkpoint.spec.vocab_size)
-        got = logits_of(load_model(checkpoint, "float32", quantization="int8"), tokens)
-        assert difference(got, logits_of(load_model(checkpoint, "float32"), tokens)) < 0.08
-
-
-def drop(weights: Weights) -> None:
-    del weights["model.norm.weight"], weights["model.layers.1.mlp.up_proj.weight"]
-
-
-def drop_embedding(weights: Weights) -> None:
-    del weights["model.embed_tokens.weight"], weights["lm_head.weight"]
-
-
-def add(weights: Weights) -> None:
-    weights["model.layers.2.mlp.up_proj.weight"] = torch.ones(128, 64)
-    weights["surprise"] = torch.ones(1)
-
-
-def reshape(weights: Weights) -> None:
-    weights["lm_head.weight"] = torch.ones(299, 64)
-    weights["model.layers.0.self_attn.q_proj.weight"] = torch.ones(127, 64)
-    weights["model.layers.0.mlp.down_proj.weight"] = torch.ones(64)
-
-
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-@pytest.mark.parametrize(
-    ("change", "names"),
-    [
-        (drop, ["model.norm.weight", "model.layers.1.mlp.up_proj.weight"]),
-        (drop_embedding, ["model.embed_tokens.weight", "lm_head.weight"]),
-        (add, ["model.layers.2.mlp.up_proj.weight", "surprise"]),
-        (reshape, [r"lm_head.weight.*\[299, 64\]", r"q_proj.weight.*\[127, 64\]", r"down_proj.weight.*\[64\]"]),
-    ],
-)
-def test_all_that_does_not_fit_is_named(
-    tiny_llama: Path, tmp_path: Path, change: Callable[[Weights], None], names: list[str], quantization: str
-) -> None:
-    folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    for name in names:
-        with pytest.raises(ModelLoadError, match=name):
-            load_model(open_checkpoint(folder), "float32", quantization=quantization)
-
-
-# ---- Weights that are no numbers -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("place", ["self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"])
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_weights_that_are_no_numbers_show(
-    tiny_llama: Path, tmp_path: Path, quantization: str, place: str, value: float
-) -> None:
-    folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
-    weights = load_file(folder / "model.safetensors")
-    weights[f"model.layers.0.{place}.weight"][3, 5] = value
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    logits = logits_of(load_model(open_checkpoint(folder), "float32", quantization=quantization), some_tokens(300, 20))
-    assert bool(logits[-1].isnan().any())
-    engine = LLMEngine(model=folder, quantization=quantization, num_kv_blocks=64, num_threads=1)
-    engine.add_request("bad", {"prompt_token_ids": some_tokens(300, 20)}, SamplingParams(temperature=0, max_tokens=5))
-    outputs = [output for _ in range(8) for output in engine.step()]
-    engine.close()
-    assert outputs[-1].outputs[0].finish_reason == "error"
-
-
-# ---- Rescoring -------------------------------------------------------------------------------------------------------
-
-HEAD = Recipe(formats={"lm_head": "int8"}, rotated=("lm_head",))
-"""Quantises nothing but the output layer: its inputs are those of the float32 model, bit for bit."""
-
-
-def head_pair(folder: Path, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits with a quantised output layer, and without."""
-    checkpoint = open_checkpoint(folder)
-    models = (load_quantized(checkpoint, "float32", HEAD), load_model(checkpoint, "float32"))
-    got, expected = (logits_of(model, tokens) for model in models)
-    return got, expected
-
-
-def rescored_threshold(logits: torch.Tensor) -> torch.Tensor:
-    """Of each row: the largest of the 16th best block of 256, or of the worst one where there are fewer."""
-    padded = torch.nn.functional.pad(logits, (0, -logits.shape[1] % 256), value=-torch.inf)
-    maxima = padded.view(len(logits), -1, 256).amax(-1)
-    return maxima.topk(min(16, maxima.shape[1])).values[:, -1:]
-
-
-@pytest.mark.parametrize("name", ["llama", "llama-tied"])
-@pytest.mark.parametrize("vocab_size", [257, 3000, 6001])  # of 2, 12 and 24 blocks
-def test_the_largest_logits_are_those_of_the_unquantised_head(vocab_size: int, name: str, tmp_path: Path) -> None:
-    got, expected = head_pair(save_model(tmp_path, name, vocab_size=vocab_size), some_tokens(vocab_size, 60))
-    assert 1e-5 < difference(got, expected) < 0.03
-    errors, scale = (got - expected).abs(), expected.abs().amax()
-    assert torch.equal(got.argmax(-1), expected.argmax(-1))
-    threshold, noise = rescored_threshold(expected), errors.amax()
-    exact = errors <= 1e-6 * scale
-    assert bool(exact[expected >= threshold + 2 * noise].all())
-    # The rest are the codes'; some of these are right by chance.
-    others = exact[expected < threshold - 2 * noise]
-    assert float(others.float().mean()) < 0.05
-    if vocab_size > 256:
-        assert int((expected >= threshold + 2 * noise).sum()) >= 2 * len(expected)
-
-
-@pytest.mark.parametrize("vocab_size", [250, 1000])
-def test_logits_that_are_all_equal(vocab_size: int, tmp_path: Path) -> None:
-    folder = save_model(tmp_path, "llama", vocab_size=vocab_size)
-    weights = load_file(folder / "model.safetensors")
-    weights["lm_head.weight"][:] = weights["lm_head.weight"][0].clone()
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    got, expected = head_pair(folder, some_tokens(vocab_size, 40))
-    assert bool((expected == expected[:, :1]).all())
-    scale = float(expected.abs().amax())
-    assert float((got - expected).abs().max()) < 0.03 * scale
-    # 512 of a row are computed again, all to the same number.
-    again = (got[:, :512] - expected[:, :512]).abs()
-    assert float(again.max()) <= 1e-5 * scale
-
-
-def test_a_vocabulary_of_less_than_a_block(tmp_path: Path) -> None:
-    tokens = some_tokens(40, 60)
-    got, expected = head_pair(save_model(tmp_path, "llama", vocab_size=40), tokens)
-    exact = (got - expected).abs() <= 1e-5 * expected.abs().amax()
-    assert bool(exact.any(-1).all())
-    assert float((got.argmax(-1) == expected.argmax(-1)).float().mean()) > 0.9
-
-
-def test_rescoring_leaves_nan_where_it_is(tmp_path: Path) -> None:
-    folder = save_model(tmp_path, "llama", vocab_size=1000)
-    weights = load_file(folder / "model.safetensors")
-    weights["lm_head.weight"][300, 5] = float("nan")
-    weights["model.embed_tokens.weight"][7] = float("nan")
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    got, _ = head_pair(folder, [7])
-    assert bool(got.isnan().all())
-    got, expected = head_pair(folder, [token for token in some_tokens(1000, 30) if token != 7])
-    assert bool(got[:, 300].isnan().all())
-    rest = [token for token in range(1000) if token != 300]
-    assert bool(got[:, rest].isfinite().all())
-    assert difference(got[:, rest], expected[:, rest]) < 0.03
