@@ -72,7 +72,9 @@ class Source {
     codes_.resize(static_cast<size_t>(rows * in_features));
     // Of 8 bits, all but -128.
     for (uint8_t& code : codes_) code = static_cast<uint8_t>(int4 ? random() % 16 : random() % 255 - 127);
-    scales_.assign(static_cast<size_t>(rows * ceil_div(in_features, kInt8Group)), 0x1p-8f);
+    scales_.assign(
+        static_cast<size_t>(rows * ceil_div(in_features, quantized_input_group(Quantization::kInt8, in_features))),
+        0x1p-8f);
     group_scales_.assign(static_cast<size_t>(rows * in_features / kInt4Group), float_to_fp16(0x1p-4f));
     group_minimums_.assign(group_scales_.size(), float_to_fp16(-0.5f));
     quantization_ = format.quantization;
@@ -154,7 +156,7 @@ class Layers {
   // Not timed with the layer: the engine does it where the input is made.
   void quantize_input(CpuExec& exec) {
     quantized_.set_strides(shape_.in_features);
-    quantized_.format = format_.quantization;
+    quantized_.set_format({format_.quantization}, shape_.in_features);
     codes_ = Buffer(static_cast<size_t>(kMaxRows * quantized_.stride));
     groups_ = Buffer(static_cast<size_t>(kMaxRows * quantized_.groups_stride) * sizeof(RowGroup));
     quantized_.codes = codes_.as<int8_t>();

@@ -74,7 +74,7 @@ QuantizedTensor quantized_view_of(const std::string& name, const py::object& cod
   view.quantization = minimums.is_none() ? Quantization::kInt8 : Quantization::kInt4;
   if (minimums.is_none()) {
     view.codes = static_cast<const uint8_t*>(data_of(name, codes, "int8", shape));
-    const std::vector<int64_t> groups{shape[0], ceil_div(shape[1], kInt8Group)};
+    const std::vector<int64_t> groups{shape[0], ceil_div(shape[1], quantized_input_group(view.quantization, shape[1]))};
     view.scales = static_cast<const float*>(data_of(name + " scales", scales, "float32", groups));
   } else {
     const std::vector<int64_t> groups{shape[0], shape[1] / kInt4Group};

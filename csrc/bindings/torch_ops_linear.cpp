@@ -102,6 +102,7 @@ Tensor pack_quantized_linear(const Tensor& codes, const Tensor& scales, const st
                              const std::optional<Tensor>& bias, bool gate_up) {
   const OpChecks checks("pack_quantized_linear");
   const bool int4 = minimums.has_value();
+  const Quantization quantization = int4 ? Quantization::kInt4 : Quantization::kInt8;
   checks.tensor("codes", codes, int4 ? ScalarType::Byte : ScalarType::Char, {kAnySize, kAnySize});
   const int64_t rows = codes.size(0), columns = codes.size(1);
   checks.require(rows > 0 && columns > 0 && columns % 2 == 0,
@@ -109,16 +110,17 @@ Tensor pack_quantized_linear(const Tensor& codes, const Tensor& scales, const st
   checks.require(!int4 || columns % kInt4Group == 0, "int4 codes must have a multiple of ", kInt4Group,
                  " columns, got ", columns);
   checks.require(!gate_up || (rows % 2 == 0 && !bias), "gate and up must have the same rows, and no bias");
+  const int64_t num_groups = ceil_div(columns, quantized_input_group(quantization, columns));  // of int8
   if (int4) {
     checks.tensor("scales", scales, ScalarType::Half, {rows, columns / kInt4Group});
     checks.tensor("minimums", *minimums, ScalarType::Half, {rows, columns / kInt4Group});
   } else {
-    checks.tensor("scales", scales, ScalarType::Float, {rows, ceil_div(columns, kInt8Group)});
+    checks.tensor("scales", scales, ScalarType::Float, {rows, num_groups});
   }
   if (bias) checks.tensor("bias", *bias, ScalarType::Float, {rows});
   const auto part = [&](int64_t first, int64_t count) {
     QuantizedTensor view;
-    view.quantization = int4 ? Quantization::kInt4 : Quantization::kInt8;
+    view.quantization = quantization;
     view.rows = count;
     view.columns = columns;
     view.codes = static_cast<const uint8_t*>(codes.const_data_ptr()) + first * columns;
@@ -127,13 +129,13 @@ Tensor pack_quantized_linear(const Tensor& codes, const Tensor& scales, const st
       view.group_scales = static_cast<const uint16_t*>(scales.const_data_ptr()) + groups;
       view.group_minimums = static_cast<const uint16_t*>(minimums->const_data_ptr()) + groups;
     } else {
-      view.scales = static_cast<const float*>(scales.const_data_ptr()) + first * ceil_div(columns, kInt8Group);
+      view.scales = static_cast<const float*>(scales.const_data_ptr()) + first * num_groups;
     }
     return view;
   };
   constexpr int64_t kHalfPanel = PackedLinear::kPanel / 2;
   PackedLinear linear(gate_up ? 2 * round_up(rows / 2, kHalfPanel) : rows, columns, DType::kFloat32, bias.has_value(),
-                      int4 ? Quantization::kInt4 : Quantization::kInt8);
+                      quantization);
   if (gate_up) {
     linear.pack_quantized(part(0, rows / 2), {0, true});
     linear.pack_quantized(part(rows / 2, rows / 2), {kHalfPanel, true});
@@ -150,8 +152,7 @@ class QuantizedInput {
   QuantizedInput(const Tensor& x, int64_t num_rows, Quantization format, bool rotate) {
     const int64_t size = x.size(x.dim() - 1);
     rows_.set_strides(size);
-    rows_.format = format;
-    rows_.rotation = rotate ? rotation_size(size) : 1;
+    rows_.set_format({format, rotate}, size);
     codes_.resize(static_cast<size_t>(num_rows * rows_.stride));
     groups_.resize(static_cast<size_t>(num_rows * rows_.groups_stride));
     rows_.codes = codes_.data();
@@ -170,22 +171,22 @@ class QuantizedInput {
   std::vector<RowGroup> groups_;
 };
 
-std::tuple<Tensor, Tensor> quantize_rows(const Tensor& x, int64_t group_size, bool rotate) {
+std::tuple<Tensor, Tensor> quantize_rows(const Tensor& x, bool int4, bool rotate) {
   const OpChecks checks("quantize_rows");
   checks.compute_dtype("x", x.scalar_type());
   checks.require(x.dim() >= 1 && x.size(x.dim() - 1) > 0, "x must have a last dimension of 1 or more");
-  checks.require(group_size == kInt8Group || group_size == kInt4Group, "group_size must be ", kInt8Group, " or ",
-                 kInt4Group, ", got ", group_size);
   const int64_t num_rows = checks.rows("x", x, x.scalar_type()), size = x.size(x.dim() - 1);
-  const QuantizedInput input(x, num_rows, group_size == kInt8Group ? Quantization::kInt8 : Quantization::kInt4, rotate);
+  const Quantization format = int4 ? Quantization::kInt4 : Quantization::kInt8;
+  const QuantizedInput input(x, num_rows, format, rotate);
   const QuantizedRows& rows = input.rows();
-  const int64_t num_groups = ceil_div(size, group_size);
+  const int64_t group_size = quantized_input_group(format, size), num_groups = ceil_div(size, group_size);
+  const int64_t entries = int4 ? group_size / kInt4Group : 1;  // that have the scale of a group
   Tensor codes = empty_like_rows(x, size, ScalarType::Char), scales = empty_like_rows(x, num_groups, ScalarType::Float);
   for (int64_t row = 0; row < num_rows; ++row) {
     std::copy_n(rows.codes + row * rows.stride, size, static_cast<int8_t*>(codes.mutable_data_ptr()) + row * size);
     for (int64_t g = 0; g < num_groups; ++g)
       static_cast<float*>(scales.mutable_data_ptr())[row * num_groups + g] =
-          rows.groups[row * rows.groups_stride + g].scale;
+          rows.groups[row * rows.groups_stride + g * entries].scale;
   }
   return {codes, scales};
 }
@@ -284,7 +285,7 @@ void define_linear_ops(torch::stable::detail::StableLibrary& library) {
   library.def(
       "pack_quantized_linear(Tensor codes, Tensor scales, Tensor? minimums=None, Tensor? bias=None, "
       "bool gate_up=False) -> Tensor");
-  library.def("quantize_rows(Tensor x, int group_size, bool rotate=False) -> (Tensor, Tensor)");
+  library.def("quantize_rows(Tensor x, bool int4=False, bool rotate=False) -> (Tensor, Tensor)");
   library.def("linear(Tensor x, Tensor packed, int out_features, bool rotate=False) -> Tensor");
   library.def("add_linear(Tensor(a!) out, Tensor x, Tensor packed) -> ()");
   library.def("linear_silu_and_mul(Tensor x, Tensor packed, int size) -> Tensor");

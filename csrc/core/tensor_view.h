@@ -29,7 +29,7 @@ struct QuantizedTensor {
   int64_t rows = 0;
   int64_t columns = 0;
   const uint8_t* codes = nullptr;            // [rows, columns]; kInt8: two's complement, -127..127; kInt4: 0..15
-  const float* scales = nullptr;             // kInt8: [rows, ceil(columns / kInt8Group)]; value = scale * code
+  const float* scales = nullptr;             // kInt8: [rows, groups of quantized_input_group]; value = scale * code
   const uint16_t* group_scales = nullptr;    // kInt4: [rows, columns / kInt4Group], float16
   const uint16_t* group_minimums = nullptr;  // kInt4: the same; value = scale * code + minimum
 };

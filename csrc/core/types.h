@@ -26,12 +26,23 @@ DType dtype_from_name(const char* name);  // of weights; throws InvalidArgumentE
 DType kv_dtype_from_name(const char* name);  // of a KV cache; the same
 
 // How a linear weight is stored, beside its dtype. kInt8: codes of -127..127 with a scale for each output and group of
-// kInt8Group inputs; kInt4: codes of 0..15 with a scale and a minimum for each group of kInt4Group. Both are multiplied
-// with inputs in 8 bits, with a scale for each token and group.
+// quantized_input_group inputs; kInt4: codes of 0..15 with a scale and a minimum for each group of kInt4Group. Both are
+// multiplied with inputs in 8 bits, with a scale for each token and group of quantized_input_group.
 enum class Quantization : uint8_t { kNone, kInt8, kInt4 };
 
-inline constexpr int64_t kInt8Group = 64;
 inline constexpr int64_t kInt4Group = 32;
+inline constexpr int64_t kMaxInputGroup = 256;
+
+// How many of a linear weight's inputs share a scale. kInt8: the largest multiple of 64 up to kMaxInputGroup that divides
+// their number rounded up to a multiple of 64. kInt4, whose recipe may not spread large inputs: 64, or 32 where 64 does
+// not divide it.
+inline constexpr int64_t quantized_input_group(Quantization quantization, int64_t in_features) {
+  if (quantization == Quantization::kInt4) return in_features % 64 ? kInt4Group : 64;
+  const int64_t steps = (in_features + 63) / 64;
+  int64_t group = kMaxInputGroup / 64;
+  while (steps % group) --group;
+  return group * 64;
+}
 
 // With what its inputs are given to it.
 struct LinearFormat {

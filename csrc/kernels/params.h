@@ -27,13 +27,14 @@ struct EmbeddingParams {
   int32_t hidden_size = 0;
 };
 
-// What the codes of a row and group stand for: value = scale * code.
+// What the codes of a row and group stand for: value = scale * code. kInt4: one for each group of the weight, though the
+// scale is the same for all of a quantized_input_group.
 struct RowGroup {
   float scale = 0;  // NaN where a value is not finite; then the codes are 0
   int32_t term = 0;  // what the product with a weight of the group's format needs beside the codes
 
   int32_t offset() const { return term; }                               // kInt8: what its sum begins with
-  float scaled_sum() const { return __builtin_bit_cast(float, term); }  // kInt4: the sum of codes, times the scale
+  float sum() const { return __builtin_bit_cast(float, term); }         // kInt4: of the codes
 };
 
 // Inputs of linear layers are rotated before they are quantised: each run of so many is multiplied by a Hadamard matrix,
@@ -48,20 +49,26 @@ inline constexpr int32_t rotation_size(int64_t in_features) {  // the largest po
 // Rows in 8 bits, in the groups that the weight they are for has: codes -127..127.
 struct QuantizedRows {
   int8_t* codes = nullptr;     // [num_rows, stride]: a row's, padded with zeros to a multiple of kRowStep
-  RowGroup* groups = nullptr;  // [num_rows, groups_stride]
+  RowGroup* groups = nullptr;  // [num_rows, groups_stride]: one for each group of the weight
   // The same for all that share this memory, whatever their size and format, since threads may be at different ones.
   int64_t stride = 0;
   int64_t groups_stride = 0;
   Quantization format = Quantization::kInt8;
+  int32_t group_size = 0;      // that have a scale: quantized_input_group of the row's size
   int32_t rotation = 1;        // 1: none, or rotation_size of the row's size
 
   static constexpr int64_t kRowStep = 64;
-  static_assert(kRowStep % kInt8Group == 0 && kRowStep % kInt4Group == 0 && kRowStep % kMaxRotation == 0);
-  static constexpr int64_t kSmallestGroup = kInt4Group < kInt8Group ? kInt4Group : kInt8Group;
+  static_assert(kRowStep % kInt4Group == 0 && kRowStep % kMaxRotation == 0 && kMaxInputGroup % kRowStep == 0);
+  // For rows of `size` elements, which are inputs of such a weight.
+  void set_format(LinearFormat weight, int64_t size) {
+    format = weight.quantization;
+    group_size = static_cast<int32_t>(quantized_input_group(format, size));
+    rotation = weight.rotated ? rotation_size(size) : 1;
+  }
   // Of rows of up to `size` elements.
   void set_strides(int64_t size) {
     stride = (size + kRowStep - 1) / kRowStep * kRowStep;
-    groups_stride = stride / kSmallestGroup;
+    groups_stride = stride / kInt4Group;
   }
 };
 

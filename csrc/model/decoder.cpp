@@ -204,11 +204,9 @@ void Decoder::linear(TeamMember& member, const Weight& weight, const void* a, in
 }
 
 QuantizedRows Decoder::quantized_input(const Weight& weight, int32_t size) const {
-  const LinearFormat format = weight.format();
-  if (!format.is_quantized()) return {};
+  if (!weight.format().is_quantized()) return {};
   QuantizedRows rows = z_.quantized;
-  rows.format = format.quantization;
-  rows.rotation = format.rotated ? rotation_size(size) : 1;
+  rows.set_format(weight.format(), size);
   return rows;
 }
 

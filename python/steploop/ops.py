@@ -13,12 +13,13 @@ shape or stride raises `RuntimeError` saying what must hold. Shapes, with `[...]
 - `pack_linear(weight [out, in], bias float32 [out] or None)`, `pack_gate_up(gate [size, in], up [size, in])` -> uint8:
   the weight in the order the kernels read it. To be handed on as it is: a copy of the tensor cannot be used
 - `pack_quantized_linear(codes [out, in], scales, minimums=None, bias float32 [out] or None, gate_up=False)`: the same
-  for a weight in 8 bits (codes int8, scales float32 [out, ceil(in / 64)]: scale * code) or in 4 (codes uint8 of 0..15,
-  scales and minimums float16 [out, in / 32]: scale * code + minimum). gate_up: the first half of the rows is the gate
-- `quantize_rows(x [..., in], group_size, rotate=False)` -> int8 [..., in], float32 [..., ceil(in / group_size)]: what a
-  layer with such a weight makes of its input, which is float32 or bfloat16: of each group of 64 (for a weight in 8
-  bits) or 32, the nearest of 255 multiples of its largest magnitude / 127. rotate: of the rows as
-  `steploop.weights.quantize.rotate` turns them
+  for a weight in 8 bits (codes int8, scales float32 [out, groups of input_group]: scale * code) or in 4 (codes uint8 of
+  0..15, scales and minimums float16 [out, in / 32]: scale * code + minimum). gate_up: the first half of the rows is the
+  gate
+- `quantize_rows(x [..., in], int4=False, rotate=False)` -> int8 [..., in], float32 [..., groups]: what a layer with a
+  weight in 8 (or 4) bits makes of its input, which is float32 or bfloat16: of each group of
+  `steploop.weights.quantize.input_group`, the nearest of 255 multiples of its largest magnitude / 127. rotate: of the
+  rows as `steploop.weights.quantize.rotate` turns them
 - `linear(x [..., in], packed, out, rotate=False)` -> float32 [..., out]; rotate: as `quantize_rows` has it.
   `add_linear(out float32 [..., out], x, packed)` adds to out
 - `linear_silu_and_mul(x [..., in], packed, size)` -> [..., size] of x's dtype, with a weight from `pack_gate_up`
@@ -67,6 +68,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+
+from steploop.weights.quantize import input_group
 
 torch.ops.load_library(str(Path(__file__).with_name("libsteploop_ops.so")))
 
@@ -123,8 +126,8 @@ def _(logits: torch.Tensor) -> torch.Tensor:
 
 
 @torch.library.register_fake("steploop::quantize_rows")
-def _(x: torch.Tensor, group_size: int, rotate: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    num_groups = -(-x.shape[-1] // group_size)
+def _(x: torch.Tensor, int4: bool = False, rotate: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    num_groups = -(-x.shape[-1] // input_group(x.shape[-1], int4=int4))
     return torch.empty_like(x, dtype=torch.int8), x.new_empty((*x.shape[:-1], num_groups), dtype=torch.float32)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from steploop.detokenizer import Detokenizer
@@ -57,25 +57,43 @@ class RequestState:
         return self._output()
 
     def _output(self) -> RequestOutput:
-        samples = self._samples
-        num_intervals = sum(max(0, len(s.token_ids) - 1) for s in samples)
+        # Made for every request of every step: one pass, and no more objects than are asked for.
+        outputs = []
+        finished = True
+        first_scheduled_time = first_token_time = math.inf
+        last_token_time = -math.inf
+        num_preemptions = num_tokens = num_intervals = 0
+        generation_time = 0.0
+        for sample in self._samples:
+            outputs.append(sample.output())
+            finished = finished and sample.finish_reason is not None
+            num_preemptions += sample.num_preemptions
+            # Comparisons with nan are false.
+            if sample.first_scheduled_time < first_scheduled_time:
+                first_scheduled_time = sample.first_scheduled_time
+            if sample.first_token_time < first_token_time:
+                first_token_time = sample.first_token_time
+            if sample.last_token_time > last_token_time:
+                last_token_time = sample.last_token_time
+            if count := len(sample.token_ids):
+                num_tokens += count
+                num_intervals += count - 1
+                generation_time += sample.last_token_time - sample.first_token_time
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
             prompt_token_ids=self.prompt_token_ids,
-            outputs=[sample.output() for sample in samples],
-            finished=all(sample.finish_reason is not None for sample in samples),
+            outputs=outputs,
+            finished=finished,
             num_cached_tokens=self._num_cached_tokens,
             metrics=RequestMetrics(
                 arrival_time=self._arrival_time,
-                first_scheduled_time=min(_known(s.first_scheduled_time for s in samples), default=None),
-                first_token_time=min(_known(s.first_token_time for s in samples), default=None),
-                last_token_time=max(_known(s.last_token_time for s in samples), default=None),
-                num_preemptions=sum(s.num_preemptions for s in samples),
-                num_generation_tokens=sum(len(s.token_ids) for s in samples),
-                time_per_output_token=sum(s.generation_time for s in samples) / num_intervals
-                if num_intervals
-                else None,
+                first_scheduled_time=None if first_scheduled_time == math.inf else first_scheduled_time,
+                first_token_time=None if first_token_time == math.inf else first_token_time,
+                last_token_time=None if last_token_time == -math.inf else last_token_time,
+                num_preemptions=num_preemptions,
+                num_generation_tokens=num_tokens,
+                time_per_output_token=generation_time / num_intervals if num_intervals else None,
             ),
         )
 
@@ -102,11 +120,6 @@ class _Sample:
         self._logprobs: list[dict[int, Logprob]] = []
         self._cumulative_logprob = 0.0
         self._stop_reason: int | None = None
-
-    @property
-    def generation_time(self) -> float:
-        """Seconds from the first token to the last."""
-        return self.last_token_time - self.first_token_time if self.token_ids else 0.0
 
     def update(self, step_output: _C.StepOutput) -> None:
         """Takes in what a step brought."""
@@ -149,8 +162,3 @@ class _Sample:
 
     def _token_text(self, token_id: int) -> str | None:
         return None if self._tokenizer is None else self._tokenizer.decode([token_id])
-
-
-def _known(times: Iterable[float]) -> list[float]:
-    """Those that have come."""
-    return [time for time in times if not math.isnan(time)]

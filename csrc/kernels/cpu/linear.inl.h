@@ -69,7 +69,7 @@ SL_INLINE void apply_epilogue(const LinearTask& task, int64_t row, int64_t panel
 
 // `rows` rows from `row` on, times vectors / 2 panels from `panel` on.
 inline void linear_tile(const LinearTask& task, int rows, int64_t row, int vectors, int64_t panel, Prefetch kind,
-                        const char* prefetch) {
+                        const char* prefetch = nullptr, ptrdiff_t prefetch_step = 0) {
   const char* b[8];
   for (int v = 0; v < vectors; ++v) b[v] = task.weight.panel(panel + v / 2) + (v % 2) * 64;
   alignas(64) float c[kMaxTileVectors * kLanes];
@@ -83,8 +83,11 @@ inline void linear_tile(const LinearTask& task, int rows, int64_t row, int vecto
                 c,
                 c_stride,
                 false,
-                prefetch};
+                prefetch,
+                prefetch_step};
   if (const QuantizedRows& quantized = task.params.quantized; quantized.groups) {
+    args.words = quantized.group_size / 4;
+    args.num_segments = task.weight.num_words() / args.words;
     args.groups = quantized.groups + row * quantized.groups_stride;
     args.groups_stride = quantized.groups_stride * static_cast<ptrdiff_t>(sizeof(RowGroup));
   }
@@ -101,7 +104,7 @@ inline void linear_pass(const LinearTask& task, int rows, int64_t row, int64_t p
   for (int64_t panel = panel_begin; panel < panel_end;) {
     int vectors = 8;
     while (rows > max_tile_rows(task.kind, vectors) || panel + vectors / 2 > panel_end) vectors /= 2;
-    linear_tile(task, rows, row, vectors, panel, Prefetch::kAhead, nullptr);
+    linear_tile(task, rows, row, vectors, panel, Prefetch::kAhead);
     panel += vectors / 2;
   }
 }
@@ -113,7 +116,6 @@ inline void linear(const PackedLinear& weight, const LinearParams& params, int64
   const int64_t num_rows = row_end - row_begin;
   const int64_t num_blocks = ceil_div(num_rows, kRowBlock);
   const int max_rows = max_tile_rows(task.kind, 2);
-  const int64_t stream_bytes = weight.num_words() * 64;  // that one tile prefetches
   for (int64_t block = 0; block < num_blocks; ++block) {
     const int64_t begin = row_begin + num_rows * block / num_blocks;
     const int rows = static_cast<int>(row_begin + num_rows * (block + 1) / num_blocks - begin);
@@ -123,14 +125,14 @@ inline void linear(const PackedLinear& weight, const LinearParams& params, int64
       continue;
     }
     const int height = rows / num_tiles, taller = rows % num_tiles;
+    // The tiles of a panel bring the next one near, each an equal part of it, so that memory is never waited for nor idle.
+    const int64_t step = std::min<int64_t>(ceil_div(weight.panel_bytes(), num_tiles * weight.num_words()), 64);
     for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
       const char* next = weight.panel(panel) + weight.panel_bytes();  // a prefetch past the end is harmless
       int64_t row = begin;
       for (int t = 0; t < num_tiles; ++t) {
         const int tile_rows = height + (t < taller);
-        // The first tiles bring the whole next panel near.
-        const char* stream = t * stream_bytes < weight.panel_bytes() ? next + t * stream_bytes : nullptr;
-        linear_tile(task, tile_rows, row, 2, panel, Prefetch::kStream, stream);
+        linear_tile(task, tile_rows, row, 2, panel, Prefetch::kStream, next + t * weight.num_words() * step, step);
         row += tile_rows;
       }
     }

@@ -37,13 +37,14 @@ PackedLinear::PackedLinear(int64_t out_features, int64_t in_features, DType dtyp
 }
 
 int64_t PackedLinear::num_words() const {
-  if (quantization_ == Quantization::kInt8) return ceil_div(in_features_, kInt8Group) * kInt8Group / 4;
+  if (quantization_ == Quantization::kInt8) return round_up(in_features_, input_group()) / 4;
   if (quantization_ == Quantization::kInt4) return in_features_ / 4;
   return in_features_ * static_cast<int64_t>(dtype_size(dtype_)) / 4;
 }
 
 int64_t PackedLinear::panel_bytes() const {
-  if (quantization_ == Quantization::kInt8) return ceil_div(in_features_, kInt8Group) * kInt8GroupBytes;
+  if (quantization_ == Quantization::kInt8)
+    return ceil_div(in_features_, input_group()) * int8_group_bytes(input_group());
   if (quantization_ == Quantization::kInt4) return in_features_ / kInt4Group * kInt4GroupBytes;
   return num_words() * kWordStep;
 }
@@ -96,14 +97,14 @@ void PackedLinear::pack_quantized(const QuantizedTensor& weight, Placement place
 }
 
 void PackedLinear::pack_int8_row(const QuantizedTensor& weight, int64_t row, int64_t column_index) {
-  const int64_t num_groups = ceil_div(in_features_, kInt8Group);
+  const int64_t group_size = input_group(), num_groups = ceil_div(in_features_, group_size);
   const uint8_t* codes = weight.codes + row * in_features_;
   char* group = column(column_index);
-  for (int64_t g = 0; g < num_groups; ++g, group += kInt8GroupBytes) {
-    const int64_t first = g * kInt8Group, count = std::min(kInt8Group, in_features_ - first);
+  for (int64_t g = 0; g < num_groups; ++g, group += int8_group_bytes(group_size)) {
+    const int64_t first = g * group_size, count = std::min(group_size, in_features_ - first);
     for (int64_t k = 0; k < count; ++k)
       group[k / 4 * kWordStep + k % 4] = static_cast<char>(static_cast<uint8_t>(codes[first + k] + 128));
-    std::memcpy(group + kInt8Group / 4 * kWordStep, &weight.scales[row * num_groups + g], 4);
+    std::memcpy(group + group_size / 4 * kWordStep, &weight.scales[row * num_groups + g], 4);
   }
 }
 

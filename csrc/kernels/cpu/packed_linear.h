@@ -12,19 +12,19 @@ namespace steploop {
 
 // Of the memory of a model's weights on the CPU, the same for every instruction set. To be raised whenever the layout
 // below changes, or what a packed model file says beside its arrays: files of another version are refused.
-inline constexpr int kPackedLayoutVersion = 1;
+inline constexpr int kPackedLayoutVersion = 2;
 
 // Output columns in panels of 32. Within a panel, for each 4-byte word of k, the words of the 32 columns side by side: a
 // word is 1 float32 or 2 bfloat16.
-// kInt8: for each group of k, the words of 4 codes, as code + 128 (the instruction multiplies unsigned by signed; 128
+// kInt8: for each quantized_input_group of k, the words of 4 codes, as code + 128 (the instruction multiplies unsigned by signed; 128
 // times the sum of the inputs is taken off again); then the 32 scales, float32. The last group is padded.
-// kInt4: for each group of k, 4 times 2 lines of 64 bytes, line i of columns 0-15 beside that of 16-31: the low nibbles
+// kInt4: for each kInt4Group of k, 4 times 2 lines of 64 bytes, line i of columns 0-15 beside that of 16-31: the low nibbles
 // of a column's 4 bytes are codes 8i..8i+3, the high ones 8i+4..8i+7; then the 32 scales and the 32 minimums, float16.
 // A gate/up pair is interleaved by 16: each panel holds 16 gate and the matching 16 up columns. Missing columns are zero.
 class PackedLinear {
  public:
   static constexpr int kPanel = 32;
-  static constexpr int64_t kInt8GroupBytes = kPanel * (kInt8Group + 4);  // of one group in one panel
+  static constexpr int64_t int8_group_bytes(int64_t group) { return kPanel * (group + 4); }  // of one in one panel
   static constexpr int64_t kInt4GroupBytes = kPanel * (kInt4Group / 2 + 4);
 
   PackedLinear() = default;
@@ -39,6 +39,7 @@ class PackedLinear {
   Quantization quantization() const { return quantization_; }
   int64_t num_panels() const { return ceil_div(out_features_, kPanel); }
   int64_t num_words() const;  // of k, 4 bytes of the inputs each
+  int64_t input_group() const { return quantized_input_group(quantization_, in_features_); }  // if quantised
   int64_t panel_bytes() const;
   const char* panel(int64_t index) const { return static_cast<const char*>(weights_.data()) + index * panel_bytes(); }
   const float* bias() const { return bias_.size() ? static_cast<const float*>(bias_.data()) : nullptr; }

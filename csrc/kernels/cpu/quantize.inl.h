@@ -49,28 +49,33 @@ SL_INLINE void rotate(Floats (&x)[kRunVectors], int size) {
   }
 }
 
-// One group, of so many vectors: x to codes. norm: what its values are to be multiplied with.
-SL_INLINE RowGroup quantize_group(const Floats* x, int count, float norm, Quantization format, int8_t* codes) {
+// What a group's values are multiplied with to become codes, 0 for nothing but zeros; and what a code stands for.
+struct GroupScale {
+  float inverse;
+  float scale;
+};
+
+// norm: what the values are to be multiplied with besides.
+SL_INLINE GroupScale group_scale(const Floats* x, int num_vectors, float norm) {
   Ints largest = magnitude_bits(x[0]);
-  for (int v = 1; v < count; ++v) largest = max(largest, magnitude_bits(x[v]));
+  for (int v = 1; v < num_vectors; ++v) largest = max(largest, magnitude_bits(x[v]));
   const int32_t bits = reduce_max(largest);
+  if (bits >= kInfinityBits) return {0.0f, std::numeric_limits<float>::quiet_NaN()};
   const float magnitude = __builtin_bit_cast(float, bits);
-  const bool usable = bits < kInfinityBits && magnitude >= kSmallestMagnitude;
-  const Floats inverse = splat(usable ? kLargestCode / magnitude : 0.0f);
+  if (magnitude < kSmallestMagnitude) return {0.0f, 0.0f};
+  return {kLargestCode / magnitude, magnitude / kLargestCode * norm};
+}
+
+// Returns the sum of the codes.
+SL_INLINE int32_t store_codes_of(const Floats* x, int num_vectors, float inverse, int8_t* codes) {
+  const Floats factor = splat(inverse);
   Ints sums = splat_int(0);
-  for (int v = 0; v < count; ++v) {
-    const Ints part = usable ? to_ints(mul(x[v], inverse)) : splat_int(0);
+  for (int v = 0; v < num_vectors; ++v) {
+    const Ints part = inverse != 0.0f ? to_ints(mul(x[v], factor)) : splat_int(0);
     store_codes(codes + v * kLanes, part);
     sums = add(sums, part);
   }
-  const int32_t sum = reduce_add(sums);
-  RowGroup group;
-  group.scale = bits >= kInfinityBits ? std::numeric_limits<float>::quiet_NaN()
-                : usable              ? magnitude / kLargestCode * norm
-                                      : 0.0f;
-  group.term = format == Quantization::kInt4 ? __builtin_bit_cast(int32_t, group.scale* static_cast<float>(sum))
-                                             : -kInt8Offset * sum;
-  return group;
+  return reduce_add(sums);
 }
 
 // value(i, n): elements [i, i + n) of the row as Floats, zeros in the other lanes.
@@ -79,20 +84,28 @@ void quantize_row(const QuantizedRows& out, int64_t row, int size, Value value) 
   const float norm = 1.0f / std::sqrt(static_cast<float>(out.rotation));
   int8_t* codes = out.codes + row * out.stride;
   RowGroup* group = out.groups + row * out.groups_stride;
-  constexpr auto kStep = static_cast<int>(QuantizedRows::kRowStep);
-  for (int first = 0; first < size; first += kStep, codes += kStep) {
-    Floats x[kRunVectors];
-    for (int v = 0; v < kRunVectors; ++v) {
-      const int i = first + v * kLanes;
-      x[v] = i < size ? value(i, std::min(kLanes, size - i)) : zero();
+  const int num_vectors = out.group_size / kLanes;
+  Floats x[kMaxInputGroup / kLanes];
+  for (int first = 0; first < size; first += out.group_size) {
+    for (int run = 0; run < num_vectors; run += kRunVectors) {
+      Floats(&values)[kRunVectors] = *reinterpret_cast<Floats(*)[kRunVectors]>(x + run);
+#pragma GCC unroll 4
+      for (int v = 0; v < kRunVectors; ++v) {
+        const int at = (run + v) * kLanes, left = std::min(out.group_size - at, size - first - at);
+        values[v] = left > 0 ? value(first + at, std::min(kLanes, left)) : zero();
+      }
+      if (out.rotation > 1) rotate(values, out.rotation);
     }
-    if (out.rotation > 1) rotate(x, out.rotation);
+    const GroupScale scale = group_scale(x, num_vectors, norm);
     if (out.format == Quantization::kInt4) {
       constexpr int kVectors = static_cast<int>(kInt4Group) / kLanes;
-      for (int v = 0; v < kRunVectors; v += kVectors)
-        *group++ = quantize_group(x + v, kVectors, norm, out.format, codes + v * kLanes);
+      for (int v = 0; v < num_vectors; v += kVectors, codes += kInt4Group) {
+        const auto sum = static_cast<float>(store_codes_of(x + v, kVectors, scale.inverse, codes));
+        *group++ = {scale.scale, __builtin_bit_cast(int32_t, sum)};
+      }
     } else {
-      *group++ = quantize_group(x, kRunVectors, norm, out.format, codes);
+      *group++ = {scale.scale, -kInt8Offset * store_codes_of(x, num_vectors, scale.inverse, codes)};
+      codes += out.group_size;
     }
   }
 }

@@ -42,7 +42,9 @@ struct StoredHead {
     auto* codes = reinterpret_cast<int8_t*>(elements);
     Floats x[kMaxHeadDim / kLanes];
     for (int i = 0; i < head_dim; i += kLanes) x[i / kLanes] = load(head + i);
-    scale = quantize_group(x, head_dim / kLanes, 1.0f, Quantization::kInt8, codes).scale;
+    const GroupScale group = group_scale(x, head_dim / kLanes, 1.0f);
+    store_codes_of(x, head_dim / kLanes, group.inverse, codes);
+    scale = group.scale;
     for (int i = 0; i < head_dim; ++i) codes[i] = static_cast<int8_t>(codes[i] ^ 0x80);  // plus 128
   }
 };

@@ -27,24 +27,25 @@ enum class TileKind {
 };
 
 enum class Prefetch {
-  kStream,  // a line of `prefetch` per word, to L2: what is needed next
+  kStream,  // what is needed next, to L2: `prefetch`, `prefetch_step` bytes further with each word
   kAhead,  // b itself, 3 KiB ahead to L1: b is streamed from memory once
 };
 
-// tile_avx512.S reads these by their offsets.
+// tile_avx512.inc reads these by their offsets.
 struct TileArgs {
   const char* a;  // rows of words, `a_stride` bytes apart
   ptrdiff_t a_stride;
   const char* const* b;  // [num_segments][vectors]: where each 16-lane vector column starts in each segment
   ptrdiff_t b_stride;  // bytes from one word of k to the next
   int64_t num_segments;
-  int64_t words;  // of k per segment; of groups: of 4 codes of a
+  int64_t words;  // of k per segment, each 4 bytes of a
   void* c;  // [rows][vectors * 16] float32, int32 for kInt8, `c_stride` elements apart
   ptrdiff_t c_stride;
   int64_t accumulate;  // start from c instead of zero; not with groups
-  const char* prefetch;  // kStream: null for nothing
-  ptrdiff_t prefetch_step = 64;
-  // With groups, one segment: a's, rows `groups_stride` bytes apart. c must be contiguous.
+  const char* prefetch = nullptr;  // kStream: null for nothing
+  ptrdiff_t prefetch_step = 0;
+  // With groups, segments are the input groups, one after the other, each vector's b given only once; these are a's,
+  // rows `groups_stride` bytes apart. c must be contiguous.
   const RowGroup* groups = nullptr;
   ptrdiff_t groups_stride = 0;
 };
@@ -59,21 +60,21 @@ inline constexpr int kMaxTileVectors = 28;  // rows times vectors, of any tile
 
 #if STEPLOOP_ISA_AVX512
 
-// [kind of prefetch][vectors 1, 2, 4, 8][rows 1..14], and [vectors 2, 4, 8][rows 1..7]; null where there is no such shape.
+// [kind of prefetch][vectors 1, 2, 4, 8][rows 1..14], of int4 [vectors 2, 4, 8][rows 1..7]; null: no such shape.
 extern "C" {
 extern const steploop::TileFunction steploop_float32_tiles[2][4][14];
 extern const steploop::TileFunction steploop_bfloat16_tiles[2][4][14];
 extern const steploop::TileFunction steploop_widened_tiles[2][4][14];
 extern const steploop::TileFunction steploop_int8_tiles[2][4][14];
 extern const steploop::TileFunction steploop_int8_groups_tiles[2][4][14];
-extern const steploop::TileFunction steploop_int4_groups_tiles[3][7];
+extern const steploop::TileFunction steploop_int4_groups_tiles[2][3][7];
 }
 
 #endif
 
 namespace steploop::STEPLOOP_ISA {
 
-// Whether a kind's tiles are in tile_avx512.S rather than below.
+// Whether a kind's tiles are in assembly (tile_avx512*.S) rather than below.
 constexpr bool is_assembled(TileKind kind) {
   return STEPLOOP_ISA_AVX512 && (kind != TileKind::kBFloat16 || STEPLOOP_ISA_BF16);
 }
@@ -135,25 +136,26 @@ SL_INLINE const RowGroup& group_of(const TileArgs& args, int row, int64_t group)
 // c += (weight's scale * sum of products) * row's scale
 template <int kRows, int kVectors>
 void int8_groups_tile(const TileArgs& args) {
-  constexpr int kLine = 64, kWords = kInt8Group / 4;
+  constexpr int kLine = 64;
   auto* const c = static_cast<float*>(args.c);
   std::fill_n(c, kRows * kVectors * kLanes, 0.0f);
-  for (int64_t g = 0; g < args.words / kWords; ++g) {
+  const int64_t group_bytes = PackedLinear::int8_group_bytes(args.words * 4);
+  const char* a = args.a;
+  for (int64_t g = 0; g < args.num_segments; ++g) {
     Ints sums[kRows][kVectors];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) sums[r][v] = splat_int(group_of(args, r, g).offset());
-    const char* a = args.a + g * kInt8Group;
-    for (int64_t k = 0; k < kWords; ++k, a += 4)
+    for (int64_t k = 0; k < args.words; ++k, a += 4)
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        const Words words = load_words(args.b[v] + g * PackedLinear::kInt8GroupBytes + k * 2 * kLine);
+        const Words words = load_words(args.b[v] + g * group_bytes + k * 2 * kLine);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) sums[r][v] = Int8Dot::step(sums[r][v], a + r * args.a_stride, words);
       }
     for (int v = 0; v < kVectors; ++v) {
-      const char* scales = args.b[v] + g * PackedLinear::kInt8GroupBytes + kWords * 2 * kLine;
+      const char* scales = args.b[v] + g * group_bytes + args.words * 2 * kLine;
       const Floats scale = load(reinterpret_cast<const float*>(scales));
       for (int r = 0; r < kRows; ++r) {
         float* const out = c + (r * kVectors + v) * kLanes;
@@ -163,32 +165,38 @@ void int8_groups_tile(const TileArgs& args) {
   }
 }
 
-// c += (weight's scale * sum of products) * row's scale + weight's minimum * (sum of the row's codes * its scale)
+// c += (sum of (weight's scale * sum of products + weight's minimum * sum of the row's codes)) * row's scale
 template <int kRows, int kVectors>
 void int4_groups_tile(const TileArgs& args) {
   constexpr int kLine = 64;
   constexpr int64_t kGroupBytes = PackedLinear::kInt4GroupBytes;
-  Floats acc[kRows][kVectors] = {};
-  for (int64_t g = 0; g < args.words * 4 / kInt4Group; ++g)
-    for (int v = 0; v < kVectors; ++v) {
-      const char* b = args.b[v - v % 2] + g * kGroupBytes + v % 2 * kLine;
-      const Floats scale = load_half(b + 8 * kLine - v % 2 * kLine / 2);
-      const Floats minimum = load_half(b + 9 * kLine - v % 2 * kLine / 2);
-      for (int r = 0; r < kRows; ++r) {
-        const char* a = args.a + r * args.a_stride + g * kInt4Group;
-        Ints sum = splat_int(0);
-        for (int i = 0; i < 4; ++i) {
-          const Words words = load_words(b + i * 2 * kLine);
-          sum = NibbleDot::step(sum, a + i * 8, low_nibbles(words));
-          sum = NibbleDot::step(sum, a + i * 8 + 4, high_nibbles(words));
+  const int64_t num_groups = args.words * 4 / kInt4Group;  // that share the row's scale
+  Floats total[kRows][kVectors] = {};
+  for (int64_t s = 0; s < args.num_segments; ++s) {
+    Floats acc[kRows][kVectors] = {};
+    for (int64_t g = s * num_groups; g < (s + 1) * num_groups; ++g)
+      for (int v = 0; v < kVectors; ++v) {
+        const char* b = args.b[v - v % 2] + g * kGroupBytes + v % 2 * kLine;
+        const Floats scale = load_half(b + 8 * kLine - v % 2 * kLine / 2);
+        const Floats minimum = load_half(b + 9 * kLine - v % 2 * kLine / 2);
+        for (int r = 0; r < kRows; ++r) {
+          const char* a = args.a + r * args.a_stride + g * kInt4Group;
+          Ints sum = splat_int(0);
+          for (int i = 0; i < 4; ++i) {
+            const Words words = load_words(b + i * 2 * kLine);
+            sum = NibbleDot::step(sum, a + i * 8, low_nibbles(words));
+            sum = NibbleDot::step(sum, a + i * 8 + 4, high_nibbles(words));
+          }
+          acc[r][v] = fma(to_floats(sum), scale, acc[r][v]);
+          acc[r][v] = fma(minimum, splat(group_of(args, r, g).sum()), acc[r][v]);
         }
-        const RowGroup& group = group_of(args, r, g);
-        acc[r][v] = fma(mul(to_floats(sum), scale), splat(group.scale), acc[r][v]);
-        acc[r][v] = fma(minimum, splat(group.scaled_sum()), acc[r][v]);
       }
-    }
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVectors; ++v)
+        total[r][v] = fma(acc[r][v], splat(group_of(args, r, s * num_groups).scale), total[r][v]);
+  }
   for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kVectors; ++v) store(static_cast<float*>(args.c) + (r * kVectors + v) * kLanes, acc[r][v]);
+    for (int v = 0; v < kVectors; ++v) store(static_cast<float*>(args.c) + (r * kVectors + v) * kLanes, total[r][v]);
 }
 
 #endif
@@ -238,7 +246,7 @@ SL_INLINE TileFunction tile_function(TileKind kind, int vectors, int rows, Prefe
     case TileKind::kWidened: return steploop_widened_tiles[p][v][r];
     case TileKind::kInt8: return steploop_int8_tiles[p][v][r];
     case TileKind::kInt8Groups: return steploop_int8_groups_tiles[p][v][r];
-    case TileKind::kInt4Groups: return steploop_int4_groups_tiles[v - 1][r];
+    case TileKind::kInt4Groups: return steploop_int4_groups_tiles[p][v - 1][r];
   }
 #else
   (void)prefetch;

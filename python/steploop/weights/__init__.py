@@ -115,7 +115,7 @@ def weight_bytes(spec: ModelSpec, dtype: str, quantization: str | None) -> int:
         return spec.num_parameters() * size
     embedding = spec.vocab_size * spec.hidden_size
     of_layers = spec.num_parameters() - embedding * (1 if spec.tie_word_embeddings else 2)
-    bits = {"int8": 8.5, "int4": 5}  # with scales and minimums
+    bits = {"int8": 8.25, "int4": 5}  # with scales and minimums
     return int((of_layers * bits[quantization] + embedding * bits["int8"]) / 8) + embedding * size
 
 

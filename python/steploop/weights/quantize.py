@@ -7,11 +7,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-INT8_GROUP = 64
-"""Inputs that share a scale, of int8 weights and of quantised inputs."""
 INT4_GROUP = 32
 """Inputs that share a scale and a minimum, of int4 weights."""
+MAX_INPUT_GROUP = 256
 MAX_ROTATION = 64
+
+
+def input_group(in_features: int, *, int4: bool = False) -> int:
+    """How many consecutive inputs share a scale, of quantised inputs, and of the rows of int8 weights.
+
+    The largest multiple of 64 up to 256 that divides in_features rounded up to a multiple of 64. int4: 64, or 32 where
+    64 does not divide in_features.
+    """
+    if int4:
+        return INT4_GROUP if in_features % 64 else 64
+    steps = -(-in_features // 64)
+    return 64 * next(count for count in range(MAX_INPUT_GROUP // 64, 0, -1) if steps % count == 0)
 
 
 def rotation_size(in_features: int) -> int:
@@ -42,14 +53,15 @@ def rotate(weight: torch.Tensor) -> torch.Tensor:
 def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes int8 of -127..127 [rows, columns], and scales float32 [rows, groups]: value = scale * code.
 
-    A group are `INT8_GROUP` columns; the last may have fewer. weight: float32.
+    A group are `input_group` columns; the last may have fewer. weight: float32.
     """
     import torch
 
     rows, columns = weight.shape
-    num_groups = -(-columns // INT8_GROUP)
-    padded = torch.nn.functional.pad(weight, (0, num_groups * INT8_GROUP - columns))
-    groups = padded.view(rows, num_groups, INT8_GROUP)
+    size = input_group(columns)
+    num_groups = -(-columns // size)
+    padded = torch.nn.functional.pad(weight, (0, num_groups * size - columns))
+    groups = padded.view(rows, num_groups, size)
     scales = groups.abs().amax(-1) / 127
     codes = (groups / scales.clamp(min=1e-30)[..., None]).round().to(torch.int8)
     return codes.view(rows, -1)[:, :columns].contiguous(), scales

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-# Those of tile_avx512.S are not compiled. Of what GCC makes for AVX2, bfloat16 (which has no instruction there) and
+# Those of tile_avx512*.S are not compiled. Of what GCC makes for AVX2, bfloat16 (which has no instruction there) and
 # 4 bits need more registers than there are.
 @pytest.mark.parametrize(
     ("isa", "pattern", "at_least"),

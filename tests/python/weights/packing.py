@@ -14,6 +14,7 @@ import torch
 from steploop import _C
 from steploop.weights import Checkpoint, GenerationDefaults, ModelSpec, save_packed
 from steploop.weights.packed_file import PACKED_FILE_NAME, sealed
+from steploop.weights.quantize import input_group
 
 SMALL = ModelSpec(
     architecture="LlamaForCausalLM",
@@ -61,13 +62,12 @@ def make_model(spec: ModelSpec, dtype: str, quantization: str | None = None) -> 
         if quantization is None or len(shape) == 1 or name in ("model.embed_tokens.weight", "lm_head.weight"):
             model.load_weight(name, (numbers - 125) / 64)
         elif quantization == "int8":
-            model.load_quantized_weight(
-                name, (numbers - 125).to(torch.int8), values([shape[0], -(-shape[1] // 64)], index).float()
-            )
+            scales = values([shape[0], -(-shape[1] // input_group(shape[1]))], index).float()
+            model.load_quantized_weight(name, (numbers - 125).to(torch.int8), scales)
         else:
             groups = [shape[0], shape[1] // 32]
-            scales = [(values(groups, index + shift) / 64).half() for shift in (0, 1)]
-            model.load_quantized_weight(name, (numbers % 16).to(torch.uint8), *scales)
+            parts = [(values(groups, index + shift) / 64).half() for shift in (0, 1)]
+            model.load_quantized_weight(name, (numbers % 16).to(torch.uint8), *parts)
     model.finish_loading()
     return model, options
 

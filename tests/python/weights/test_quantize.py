@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steploop.weights import open_checkpoint
 from steploop.weights.calibration import NUM_TOKENS, Calibration, decoder_layer, rms_norm
-from steploop.weights.quantize import INT4_GROUP, INT8_GROUP, quantize_int4, quantize_int8, rotate, rotation_size
+from steploop.weights.quantize import INT4_GROUP, input_group, quantize_int4, quantize_int8, rotate, rotation_size
 
 from .small_models import MODELS, make_model, save_model
 
@@ -72,7 +72,7 @@ def test_rotate_spreads_a_single_large_value() -> None:
 
 def int8_values(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """What the codes stand for, float64."""
-    return codes.double() * scales.double().repeat_interleave(INT8_GROUP, 1)[:, : codes.shape[1]]
+    return codes.double() * scales.double().repeat_interleave(input_group(codes.shape[1]), 1)[:, : codes.shape[1]]
 
 
 @given(rows=st.integers(1, 6), columns=st.integers(1, 300), spread=st.sampled_from([0.0, 1.0, 4.0]), seed=SEEDS)
@@ -81,10 +81,11 @@ def test_int8_is_within_half_a_step(rows: int, columns: int, spread: float, seed
     weight = normal(rows, columns, seed=seed) * torch.exp(spread * normal(rows, columns, seed=seed + 1))
     codes, scales = quantize_int8(weight)
     assert (codes.dtype, scales.dtype) == (torch.int8, torch.float32)
-    assert (codes.shape, scales.shape) == (weight.shape, (rows, -(-columns // INT8_GROUP)))
+    size = input_group(columns)
+    assert (codes.shape, scales.shape) == (weight.shape, (rows, -(-columns // size)))
     assert codes.is_contiguous() and scales.is_contiguous()
     for group in range(scales.shape[1]):
-        part = slice(group * INT8_GROUP, (group + 1) * INT8_GROUP)
+        part = slice(group * size, (group + 1) * size)
         assert torch.equal(scales[:, group], weight[:, part].abs().amax(1) / 127)
         error = (int8_values(codes, scales)[:, part] - weight[:, part].double()).abs()
         assert bool((error <= 0.50001 * scales[:, group, None].double()).all())
@@ -92,19 +93,19 @@ def test_int8_is_within_half_a_step(rows: int, columns: int, spread: float, seed
 
 
 def test_int8_of_zeros_and_of_extremes() -> None:
-    weight = torch.zeros(3, 100)
-    weight[1, :64] = 1e30
-    weight[2, 64:] = -1e-25
+    weight = torch.zeros(3, 384)  # two groups of 192
+    weight[1, :192] = 1e30
+    weight[2, 192:] = -1e-25
     codes, scales = quantize_int8(weight)
-    assert torch.equal(codes[0], torch.zeros(100, dtype=torch.int8)) and torch.equal(scales[0], torch.zeros(2))
-    assert codes[1].tolist() == [127] * 64 + [0] * 36
-    assert codes[2].tolist() == [0] * 64 + [-127] * 36
+    assert torch.equal(codes[0], torch.zeros(384, dtype=torch.int8)) and torch.equal(scales[0], torch.zeros(2))
+    assert codes[1].tolist() == [127] * 192 + [0] * 192
+    assert codes[2].tolist() == [0] * 192 + [-127] * 192
     torch.testing.assert_close(int8_values(codes, scales).float(), weight, rtol=1e-6, atol=0)
 
 
 def test_int8_keeps_what_lies_on_its_grid() -> None:
-    codes = torch.randint(-127, 128, (4, 130), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
-    codes[:, ::64] = 127
+    codes = torch.randint(-127, 128, (4, 570), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
+    codes[:, ::192] = 127
     scales = torch.tensor([[0.5, 2.0, 1.0]]).repeat(4, 1)
     again, again_scales = quantize_int8(int8_values(codes, scales).float())
     assert torch.equal(again, codes)
