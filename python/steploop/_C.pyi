@@ -731,5 +731,5 @@ def uniform(
     The number in (0, 1) that the token at a position is drawn with.
     """
 
-PACKED_LAYOUT_VERSION: int = 1
+PACKED_LAYOUT_VERSION: int = 2
 __version__: str
