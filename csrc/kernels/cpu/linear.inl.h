@@ -67,6 +67,19 @@ SL_INLINE void apply_epilogue(const LinearTask& task, int64_t row, int64_t panel
   store_n(out + kLanes, high, n_high);
 }
 
+// Where `rows` rows of these panels go, brought near while the products are made. Of many rows it is not near already, and
+// its lines lie too far apart for the processor to foresee.
+SL_INLINE void prefetch_output(const LinearTask& task, int rows, int64_t row, int vectors, int64_t panel) {
+  const LinearParams& p = task.params;
+  const bool pairs = p.epilogue == Epilogue::kSiluMul;
+  const auto element = static_cast<int64_t>(dtype_size(pairs ? p.out_dtype : DType::kFloat32));
+  const int64_t panel_bytes = (pairs ? kLanes : PackedLinear::kPanel) * element;
+  const char* out = static_cast<const char*>(p.out) + row * p.out_stride * element + panel * panel_bytes;
+  const int64_t bytes = vectors / 2 * panel_bytes;
+  for (int r = 0; r < rows; ++r, out += p.out_stride * element)
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(out + at, 1);
+}
+
 // `rows` rows from `row` on, times vectors / 2 panels from `panel` on.
 inline void linear_tile(const LinearTask& task, int rows, int64_t row, int vectors, int64_t panel, Prefetch kind,
                         const char* prefetch = nullptr, ptrdiff_t prefetch_step = 0) {
@@ -91,6 +104,7 @@ inline void linear_tile(const LinearTask& task, int rows, int64_t row, int vecto
     args.groups = quantized.groups + row * quantized.groups_stride;
     args.groups_stride = quantized.groups_stride * static_cast<ptrdiff_t>(sizeof(RowGroup));
   }
+  if (task.params.num_rows > kRowBlock) prefetch_output(task, rows, row, vectors, panel);
   run_tile(task.kind, vectors, rows, args, kind);
   for (int r = 0; r < rows; ++r)
     for (int v = 0; v < vectors; v += 2) {
