@@ -48,7 +48,7 @@ inline constexpr int32_t rotation_size(int64_t in_features) {  // the largest po
 
 // Rows in 8 bits, in the groups that the weight they are for has: codes -127..127.
 struct QuantizedRows {
-  int8_t* codes = nullptr;     // [num_rows, stride]: a row's, padded with zeros to a multiple of kRowStep
+  int8_t* codes = nullptr;     // [num_rows, stride]: a row's, padded with zeros to whole groups
   RowGroup* groups = nullptr;  // [num_rows, groups_stride]: one for each group of the weight
   // The same for all that share this memory, whatever their size and format, since threads may be at different ones.
   int64_t stride = 0;
