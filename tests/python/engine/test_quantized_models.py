@@ -13,7 +13,7 @@ import torch
 from steploop import _C
 from steploop.errors import InvalidArgumentError, ModelLoadError, UnsupportedDeviceError, UnsupportedModelError
 from steploop.weights import open_checkpoint
-from steploop.weights.quantize import quantize_int4, quantize_int8, rotate
+from steploop.weights.quantize import input_group, quantize_int4, quantize_int8, rotate
 
 from .serving import make_engine, random_work
 from .test_batch_invariance import ISAS, check
@@ -38,7 +38,7 @@ def quantized(weight: torch.Tensor, kind: str) -> Quantized:
 
 def dequantized(codes: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | None = None) -> torch.Tensor:
     if minimums is None:
-        return codes.float() * scales.repeat_interleave(64, 1)[:, : codes.shape[1]]
+        return codes.float() * scales.repeat_interleave(input_group(codes.shape[1]), 1)[:, : codes.shape[1]]
     groups = codes.view(len(codes), -1, 32).float() * scales.float()[..., None] + minimums.float()[..., None]
     return groups.view(codes.shape)
 
