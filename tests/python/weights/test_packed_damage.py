@@ -180,7 +180,7 @@ NORM = "layers.0.input_norm.weights"
         (content(options={"linear_formats": {"wheel": "int8"}}), "cannot be made.*wheel"),
         (
             content(options={"linear_formats": {"qkv": "int8"}}),
-            "does not fit its model.*layers.0.qkv.weights has 49152 bytes, not 34816",
+            "does not fit its model.*layers.0.qkv.weights has 49152 bytes, not 33792",
         ),
         (content(generation={"eos_token_id": "x"}), "eos_token_id must be"),
         (content(generation={"temperature": "hot"}), "temperature"),
