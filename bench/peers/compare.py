@@ -1,6 +1,6 @@
 """steploop beside other engines on the same requests, in turns in one run: installs them, measures, prints ratios.
 
-python bench/peers/compare.py                                    # every default pair; about 45 minutes
+python bench/peers/compare.py                                    # every default pair; an hour or more
 python bench/peers/compare.py --pairs vllm,int8/openvino-int8 --workloads mixed --rounds 5
 python bench/peers/compare.py --report-only                      # what the file of results holds
 

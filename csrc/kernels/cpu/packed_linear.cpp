@@ -27,6 +27,16 @@ PackedLinear::PackedLinear(int64_t out_features, int64_t in_features, DType dtyp
   if (quantization == Quantization::kInt4 && in_features % kInt4Group)
     throw UnsupportedModelError(concat("int4 needs in_features to be a multiple of ", kInt4Group, ", got ", in_features,
                                        "; int8 and bfloat16 do not"));
+  if (quantization == Quantization::kInt8) {
+    num_words_ = round_up(in_features, input_group()) / 4;
+    panel_bytes_ = num_words_ * 4 / input_group() * int8_group_bytes(input_group());
+  } else if (quantization == Quantization::kInt4) {
+    num_words_ = in_features / 4;
+    panel_bytes_ = in_features / kInt4Group * kInt4GroupBytes;
+  } else {
+    num_words_ = in_features * static_cast<int64_t>(dtype_size(dtype)) / 4;
+    panel_bytes_ = num_words_ * kWordStep;
+  }
   const auto take = [arena](int64_t size_bytes) {
     const auto size = static_cast<size_t>(size_bytes);
     return arena ? arena->allocate(size) : Buffer(size);
@@ -34,19 +44,6 @@ PackedLinear::PackedLinear(int64_t out_features, int64_t in_features, DType dtyp
   weights_ = take(num_panels() * panel_bytes());
   const int64_t per_column = num_panels() * kPanel * static_cast<int64_t>(sizeof(float));
   if (has_bias) bias_ = take(per_column);
-}
-
-int64_t PackedLinear::num_words() const {
-  if (quantization_ == Quantization::kInt8) return round_up(in_features_, input_group()) / 4;
-  if (quantization_ == Quantization::kInt4) return in_features_ / 4;
-  return in_features_ * static_cast<int64_t>(dtype_size(dtype_)) / 4;
-}
-
-int64_t PackedLinear::panel_bytes() const {
-  if (quantization_ == Quantization::kInt8)
-    return ceil_div(in_features_, input_group()) * int8_group_bytes(input_group());
-  if (quantization_ == Quantization::kInt4) return in_features_ / kInt4Group * kInt4GroupBytes;
-  return num_words() * kWordStep;
 }
 
 std::vector<NamedBuffer> PackedLinear::buffers() const {

@@ -38,9 +38,9 @@ class PackedLinear {
   DType dtype() const { return dtype_; }
   Quantization quantization() const { return quantization_; }
   int64_t num_panels() const { return ceil_div(out_features_, kPanel); }
-  int64_t num_words() const;  // of k, 4 bytes of the inputs each
+  int64_t num_words() const { return num_words_; }  // of k, 4 bytes of the inputs each
   int64_t input_group() const { return quantized_input_group(quantization_, in_features_); }  // if quantised
-  int64_t panel_bytes() const;
+  int64_t panel_bytes() const { return panel_bytes_; }
   const char* panel(int64_t index) const { return static_cast<const char*>(weights_.data()) + index * panel_bytes(); }
   const float* bias() const { return bias_.size() ? static_cast<const float*>(bias_.data()) : nullptr; }
   int64_t size_bytes() const { return static_cast<int64_t>(weights_.size() + bias_.size()); }
@@ -72,6 +72,8 @@ class PackedLinear {
   int64_t in_features_ = 0;
   DType dtype_ = DType::kFloat32;
   Quantization quantization_ = Quantization::kNone;
+  int64_t num_words_ = 0;  // kept, as is panel_bytes_: tiles ask for them
+  int64_t panel_bytes_ = 0;
   Buffer weights_;
   Buffer bias_;    // float32
 };
