@@ -73,6 +73,33 @@ STEPLOOP_ARITHMETIC_LOOP(dpbf16_zmm, "avx512f,avx512bf16", __m512, _mm512_set1_p
                          _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b))
 STEPLOOP_ARITHMETIC_LOOP(dpbusd_zmm, "avx512f,avx512vnni", __m512i, _mm512_set1_epi32(0x01010101),
                          _mm512_dpbusd_epi32(sum, a, b))
+
+// A tile of 9 rows by 3 vectors with operands out of L1, 12 loads for 27 products: what the other thread of a core, where
+// it runs, leaves of the instructions that the core can issue.
+[[gnu::target("avx512f,avx512vnni")]] void dpbusd_from_l1_zmm(int64_t num_rounds) {
+  alignas(64) static char operands[12 * 64];
+  int64_t tiles = num_rounds * kNumSums / 27;
+  asm volatile(R"(
+  .p2align 5
+1:
+  vmovdqa64 (%[b]), %%zmm9
+  vmovdqa64 64(%[b]), %%zmm19
+  vmovdqa64 128(%[b]), %%zmm29
+  .irp row, 0, 1, 2, 3, 4, 5, 6, 7, 8
+    vpbroadcastd 192+64*\row(%[b]), %%zmm30
+    vpdpbusd %%zmm30, %%zmm9, %%zmm\row
+    vpdpbusd %%zmm30, %%zmm19, %%zmm1\row
+    vpdpbusd %%zmm30, %%zmm29, %%zmm2\row
+  .endr
+  dec %[tiles]
+  jnz 1b
+  vzeroupper)"
+               : [tiles] "+r"(tiles)
+               : [b] "r"(operands)
+               : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
+                 "xmm12", "xmm13", "xmm14", "xmm15", "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22",
+                 "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "cc", "memory");
+}
 #endif
 
 std::vector<ArithmeticProbe> arithmetic_probes() {
@@ -89,6 +116,7 @@ std::vector<ArithmeticProbe> arithmetic_probes() {
   if (features.avx512_vnni) {
     probes.push_back({"vfmadd231ps_zmm", fma_zmm, 32, "GFLOP/s"});
     probes.push_back({"vpdpbusd_zmm", dpbusd_zmm, 128, "GOP/s"});
+    probes.push_back({"vpdpbusd_zmm_from_l1", dpbusd_from_l1_zmm, 128, "GOP/s"});
   }
   if (features.avx512_bf16) probes.push_back({"vdpbf16ps_zmm", dpbf16_zmm, 64, "GFLOP/s"});
 #endif

@@ -50,7 +50,8 @@ class KvTile {
         head_bytes_(layout_.head_bytes()),
         block_shift_(std::countr_zero(static_cast<uint32_t>(kv.block_size))),
         unit_(layout_.group_tokens),
-        unit_bytes_(int64_t{layout_.head_dim} * unit_ * layout_.element_bytes),
+        token_bytes_(layout_.head_dim * layout_.element_bytes),
+        unit_bytes_(token_bytes_ * unit_),
         z_(scratch) {}
 
   // The first keys of `range`, up to a tile; `ahead` begins with those of the next.
@@ -61,9 +62,9 @@ class KvTile {
       const int position = range.begin + k, i = k / unit_;
       const char* head = head_of(range, position);
       const int token = in_its_block(position);
-      values_[i] = head + layout_.value_element(token, 0);
+      values_[i] = values_of(head, token);
       if (unit_ == kLanes)
-        keys[i] = head + layout_.key_word(token, 0);
+        keys[i] = keys_of(head, token);
       else
         stage_keys(head, k);
       if constexpr (kCodes) {
@@ -81,8 +82,8 @@ class KvTile {
 
   // While a row's weights are computed, its share of what streamed tiles do not prefetch, so that memory is not idle.
   SL_INLINE void prefetch_share(int row, int num_rows) const {
-    const int64_t lines = unit_bytes_ / 64;
-    for (int64_t line = lines * row / num_rows; line < lines * (row + 1) / num_rows; ++line)
+    const int lines = unit_bytes_ / 64;
+    for (int line = lines * row / num_rows; line < lines * (row + 1) / num_rows; ++line)
       prefetch_l2(first_next_values_ + line * 64);
   }
 
@@ -98,6 +99,9 @@ class KvTile {
     return data_ + range.block_table[position >> block_shift_] * block_bytes_ + range.kv_head * head_bytes_;
   }
   int in_its_block(int position) const { return position & (layout_.block_size - 1); }
+  // Where a unit begins whose first token is `token`: as KvLayout has it, without its divisions.
+  const char* keys_of(const char* head, int token) const { return head + ptrdiff_t{token} * token_bytes_; }
+  const char* values_of(const char* head, int token) const { return keys_of(head + layout_.half_bytes, token); }
 
   // Blocks of 8 tokens fill half a vector: their keys are put together.
   void stage_keys(const char* head, int first_key) {
@@ -142,8 +146,8 @@ class KvTile {
       if (position >= ahead.end) continue;
       const char* head = head_of(ahead, position);
       const int token = in_its_block(position);
-      next_keys[i] = head + layout_.key_word(token, 0);
-      next_values_[i] = head + layout_.value_element(token, 0);
+      next_keys[i] = keys_of(head, token);
+      next_values_[i] = values_of(head, token);
       if constexpr (kCodes) {
         prefetch_l2(head + layout_.key_scale(token));
         prefetch_l2(head + layout_.value_scale(token));
@@ -167,7 +171,8 @@ class KvTile {
   const int64_t head_bytes_;
   const int block_shift_;
   const int unit_;  // tokens
-  const int64_t unit_bytes_;  // of its keys, or values
+  const int token_bytes_;  // of a token's key, or value
+  const int unit_bytes_;  // of a unit's keys, or values
   AttentionScratch& z_;
   const char* values_[kTile / 8 + 1];  // by unit
   const char* next_values_[kTile / 8 + 1];

@@ -129,26 +129,30 @@ inline void linear(const PackedLinear& weight, const LinearParams& params, int64
   const LinearTask task(weight, params);
   const int64_t num_rows = row_end - row_begin;
   const int64_t num_blocks = ceil_div(num_rows, kRowBlock);
-  const int max_rows = max_tile_rows(task.kind, 2);
+  const int vectors = block_vectors(task.kind), max_rows = max_tile_rows(task.kind, vectors);
   for (int64_t block = 0; block < num_blocks; ++block) {
     const int64_t begin = row_begin + num_rows * block / num_blocks;
     const int rows = static_cast<int>(row_begin + num_rows * (block + 1) / num_blocks - begin);
-    const int num_tiles = (rows + max_rows - 1) / max_rows;  // of near-equal height
-    if (num_tiles == 1) {
+    if (rows <= max_tile_rows(task.kind, 2)) {
       linear_pass(task, rows, begin, panel_begin, panel_end);
       continue;
     }
+    const int num_tiles = (rows + max_rows - 1) / max_rows;  // of near-equal height
     const int height = rows / num_tiles, taller = rows % num_tiles;
-    // The tiles of a panel bring the next one near, each an equal part of it, so that memory is never waited for nor idle.
-    const int64_t step = std::min<int64_t>(ceil_div(weight.panel_bytes(), num_tiles * weight.num_words()), 64);
-    for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
-      const char* next = weight.panel(panel) + weight.panel_bytes();  // a prefetch past the end is harmless
+    for (int64_t panel = panel_begin; panel < panel_end;) {
+      const int width = std::min<int>(vectors, static_cast<int>(panel_end - panel) * 2);
+      // The tiles of these panels bring the next ones near, each an equal part of them, so that memory is never waited for
+      // nor idle. A prefetch past the end is harmless.
+      const int64_t bytes = width / 2 * weight.panel_bytes();
+      const int64_t step = std::min<int64_t>(ceil_div(bytes, num_tiles * weight.num_words()), 64);
+      const char* next = weight.panel(panel) + bytes;
       int64_t row = begin;
       for (int t = 0; t < num_tiles; ++t) {
         const int tile_rows = height + (t < taller);
-        linear_tile(task, tile_rows, row, 2, panel, Prefetch::kStream, next + t * weight.num_words() * step, step);
+        linear_tile(task, tile_rows, row, width, panel, Prefetch::kStream, next + t * weight.num_words() * step, step);
         row += tile_rows;
       }
+      panel += width / 2;
     }
   }
 }

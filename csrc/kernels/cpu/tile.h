@@ -91,6 +91,10 @@ SL_INLINE int max_tile_rows(TileKind kind, int vectors) {
   return vectors <= 2 ? 14 : vectors == 4 ? 6 : 2;  // leaves a register for each vector of b, and some for a
 }
 
+// How wide the tiles of many rows are. Of 8 bits 6 rows by 4 vectors need fewer loads beside their products than 14 by 2,
+// which counts where a core's two threads share what it can issue; the other kinds have not the registers.
+SL_INLINE int block_vectors(TileKind kind) { return is_assembled(kind) && kind == TileKind::kInt8Groups ? 4 : 2; }
+
 SL_INLINE int vectors_index(int vectors) { return vectors == 8 ? 3 : vectors / 2; }
 
 SL_INLINE Floats load_sums(const float* p) { return load(p); }
