@@ -282,9 +282,9 @@ void bind_engine(py::module_& m) {
           "Cached prefixes are shared only among requests of one cache_salt; without, of one tenant; without either, "
           "among all such. deadline_ms: after arrival, from when on the request ends with 'timeout'. "
           "Raises InvalidRequestError, RequestTooLongError, DuplicateRequestError, QueueFullError.")
-      .def("abort_request", &Engine::abort_request, "request_id"_a,
+      .def("abort_request", &Engine::abort_request, "request_id"_a, "index"_a = py::none(),
            "Any thread. False if it is not in flight. The next step() reports every unfinished sample finished with "
-           "'abort'.")
+           "'abort'. index: only this sample.")
       .def("set_accepting", &Engine::set_accepting, "accepting"_a,
            "Any thread. While it does not accept, add_request raises QueueFullError.")
       .def("step", &step, "One iteration, without the GIL. An output per sample that got a token or ended.")

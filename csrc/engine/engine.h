@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -65,8 +66,8 @@ class Engine {
                    RequestOptions options = {});
 
   // Any thread. False if there is no such request in flight. The next step reports each sample that still went on as
-  // ended.
-  bool abort_request(const std::string& request_id);
+  // ended. index: only this sample. Throws InvalidArgumentError for an index that the request has not.
+  bool abort_request(const std::string& request_id, std::optional<int32_t> index = {});
 
   // Any thread. While it does not accept, add_request throws QueueFullError.
   void set_accepting(bool accepting);
@@ -124,6 +125,7 @@ class Engine {
   void check_alive() const;  // with inbox_mutex_
   void check_token_ids(std::span<const TokenId> tokens) const;
   void check_params(const SamplingParams& params) const;
+  void prepare_logits(Request& request, std::span<const TokenId> prompt) const;
   SchedulerStats scheduler_stats() const;  // with inbox_mutex_
   void check_queue(size_t num_prompt_tokens) const;
   uint64_t cache_key(const RequestOptions& options);

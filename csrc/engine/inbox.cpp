@@ -6,6 +6,7 @@
 #include "core/clock.h"
 #include "engine/engine.h"
 #include "sample/philox.h"
+#include "sample/process_logits.h"
 
 namespace steploop {
 
@@ -30,6 +31,7 @@ int64_t deadline_of(const RequestOptions& options, int64_t arrival_us) {
   return arrival_us + static_cast<int64_t>(*options.deadline_ms * 1000);
 }
 
+// But its prompt.
 std::shared_ptr<Request> make_request(std::string id, const SamplingParams& params,
                                       const std::vector<TokenId>& eos_token_ids, const RequestOptions& options) {
   auto request = std::make_shared<Request>();
@@ -69,9 +71,26 @@ void Engine::check_params(const SamplingParams& params) const {
   if (params.n > config_.scheduler.max_num_seqs)
     throw InvalidRequestError(
         concat("n must be <= max_num_seqs (", config_.scheduler.max_num_seqs, "), got ", params.n));
-  for (TokenId stop : params.stop_token_ids)
-    if (stop >= model_config_.vocab_size)
-      throw InvalidRequestError(concat("stop_token_ids must be in 0..", model_config_.vocab_size - 1, ", got ", stop));
+  const auto check = [this](const char* what, TokenId token) {
+    if (token >= model_config_.vocab_size)
+      throw InvalidRequestError(concat(what, " must be in 0..", model_config_.vocab_size - 1, ", got ", token));
+  };
+  for (const TokenId token : params.stop_token_ids) check("stop_token_ids", token);
+  for (const TokenId token : params.allowed_token_ids) check("allowed_token_ids", token);
+  for (const auto& [token, bias] : params.logit_bias) check("the tokens of logit_bias", token);
+  for (const std::vector<TokenId>& word : params.bad_words)
+    for (const TokenId token : word) check("the tokens of bad_words", token);
+}
+
+// What its row of logits goes through, made ready where no step waits for it.
+void Engine::prepare_logits(Request& request, std::span<const TokenId> prompt) const {
+  const SamplingParams& params = request.params;
+  if (!params.allowed_token_ids.empty())
+    request.allowed_bitmask = make_bitmask(params.allowed_token_ids, model_config_.vocab_size);
+  if (!params.has_penalties()) return;
+  const int64_t most =
+      std::min<int64_t>(params.max_tokens, config_.scheduler.max_model_len - static_cast<int64_t>(prompt.size()));
+  for (int32_t i = 0; i < params.n; ++i) request.counts.emplace_back(prompt, most);
 }
 
 // The scheduler's counts of the last step, and what it has not seen or told yet.
@@ -115,6 +134,7 @@ void Engine::add_request(std::string request_id, std::vector<TokenId> prompt, co
   check_token_ids(prompt);
   check_options(options);
   const std::shared_ptr<Request> request = make_request(std::move(request_id), params, config_.eos_token_ids, options);
+  if (prompt.size() < static_cast<size_t>(config_.scheduler.max_model_len)) prepare_logits(*request, prompt);
 
   const std::lock_guard lock(inbox_mutex_);
   check_alive();
@@ -136,12 +156,15 @@ void Engine::add_request(std::string request_id, std::vector<TokenId> prompt, co
   added_.push_back(request);
 }
 
-bool Engine::abort_request(const std::string& request_id) {
+bool Engine::abort_request(const std::string& request_id, std::optional<int32_t> index) {
   const std::lock_guard lock(inbox_mutex_);
   check_alive();
   const auto found = in_flight_.find(request_id);
   if (found == in_flight_.end()) return false;
-  aborted_.push_back(found->second);
+  const SampleIds samples = found->second;
+  if (index && (*index < 0 || *index >= samples.count))
+    throw InvalidArgumentError(concat("index must be in 0..", samples.count - 1, ", got ", *index));
+  aborted_.push_back(index ? SampleIds{samples.first + *index, 1} : samples);
   return true;
 }
 

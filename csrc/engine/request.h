@@ -36,6 +36,8 @@ struct Request {
   StopCriteria stop;
   SequenceOptions options;
   std::vector<TokenId> stop_token_ids;  // eos and the request's own: masked until min_tokens
+  std::vector<uint32_t> allowed_bitmask;  // of allowed_token_ids; empty: all may come
+  std::vector<TokenCounts> counts;  // by sample, where there are penalties
   uint64_t seed = 0;  // of all samples; their numbers differ by sample_index
   int64_t arrival_us = 0;
   int32_t num_unfinished = 0;  // samples

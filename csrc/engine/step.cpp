@@ -120,6 +120,9 @@ SampleParams Engine::build_samples(const SchedulerOutput& output) {
     row.position = sequence.num_tokens();
     row.mask_stop_tokens = sequence.num_output_tokens() < request.params.min_tokens;
     row.stop_token_ids = request.stop_token_ids;
+    if (!request.allowed_bitmask.empty()) row.allowed_bitmask = request.allowed_bitmask.data();
+    if (!request.counts.empty()) row.counts = &request.counts[static_cast<size_t>(row.sample_index)];
+    row.output_tokens = std::span(sequence.tokens).subspan(static_cast<size_t>(sequence.num_prompt_tokens));
     runner.sampled[static_cast<size_t>(n)].sequence = sequence.id;
     ++n;
   }
@@ -147,6 +150,7 @@ void Engine::report(const Sequence& sequence, const SampleResult* sample) {
     output.has_token = true;
     output.token = sample->token;
     output.sample = sample;
+    if (!request.counts.empty()) request.counts[static_cast<size_t>(output.index)].add_output(sample->token);
   }
   if (sequence.state == SequenceState::kFinished) {
     output.finish_reason = sequence.finish_reason;

@@ -79,7 +79,9 @@ const ForwardBatch& CudaStepInputs::pack(const ForwardBatch& batch, const Sample
 }
 
 bool CudaStepInputs::on_device(const SampleRow& row) {
-  return row.params->logprobs <= 0 && !row.allowed_bitmask &&
+  const SamplingParams& params = *row.params;
+  return params.logprobs <= 0 && params.min_p <= 0 && !row.allowed_bitmask && !row.grammar_bitmask &&
+         params.logit_bias.empty() && params.bad_words.empty() && !params.has_penalties() &&
          (!row.mask_stop_tokens || row.stop_token_ids.size() <= cuda::kMaxMaskedTokens);
 }
 

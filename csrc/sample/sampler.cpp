@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "sample/philox.h"
+#include "sample/process_logits.h"
 #include "sample/row_math.h"
 
 namespace steploop {
@@ -22,20 +23,11 @@ bool ranks_before(const T& a, const T& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
 }
 
-void apply_bitmask(const float* logits, const uint32_t* bitmask, int32_t size, float* out) {
-  int32_t begin = 0;
-  for (; begin + 32 <= size; begin += 32) {
-    const uint32_t word = bitmask[begin / 32];
-    for (int i = 0; i < 32; ++i) out[begin + i] = word & (uint32_t{1} << i) ? logits[begin + i] : -kInfinity;
-  }
-  for (int32_t i = begin; i < size; ++i) out[i] = bitmask[i / 32] & (uint32_t{1} << (i % 32)) ? logits[i] : -kInfinity;
-}
-
 }  // namespace
 
 SamplerScratch::SamplerScratch(int32_t vocab_size)
     : vocab_size_(vocab_size),
-      masked_logits_(std::make_unique_for_overwrite<float[]>(vocab_size)),
+      logits_(std::make_unique_for_overwrite<float[]>(vocab_size)),
       block_max_(std::make_unique_for_overwrite<float[]>(num_row_blocks(vocab_size))),
       block_buffer_(std::make_unique_for_overwrite<float[]>(num_row_blocks(vocab_size))),
       block_sum_(std::make_unique_for_overwrite<double[]>(num_row_blocks(vocab_size))),
@@ -60,8 +52,9 @@ class RowSampler {
       log_sum = scan.max + std::log(exp_sum(logits_, size_, scan.max, 1.0f, scratch_.block_sum_.get()));
       find_top(log_sum, result);
     }
-    if (row_.mask_stop_tokens || row_.allowed_bitmask) {
-      logits_ = mask();
+    if (changes_logits(row_)) {
+      logits_ = scratch_.logits_.get();
+      process_logits(row_, size_, scratch_.logits_.get());
       scan = scan_row(logits_, size_, scratch_.block_max_.get());
       result.failed = scan.max == -kInfinity;
       if (result.failed) {
@@ -84,18 +77,6 @@ class RowSampler {
     TokenId last = 0;
     double weight = 0;
   };
-
-  const float* mask() {
-    float* out = scratch_.masked_logits_.get();
-    if (row_.allowed_bitmask)
-      apply_bitmask(logits_, row_.allowed_bitmask, size_, out);
-    else
-      std::copy(logits_, logits_ + size_, out);
-    if (row_.mask_stop_tokens)
-      for (const TokenId token : row_.stop_token_ids)
-        if (token >= 0 && token < size_) out[token] = -kInfinity;
-    return out;
-  }
 
   // At least `count` logits reach this.
   float bound_of_largest(int32_t count) {
@@ -123,12 +104,17 @@ class RowSampler {
     const float scale = params_.logit_scale();
     const double number = uniform(row_.seed, row_.sample_index, row_.position);
     const int32_t top_k = params_.top_k > 0 && params_.top_k < size_ ? params_.top_k : 0;
-    if (top_k == 0 && params_.top_p >= 1) return draw_uncut(max, scale, number);
+    if (top_k == 0 && params_.top_p >= 1 && params_.min_p <= 0) return draw_uncut(max, scale, number);
 
+    // Of which a token keeps min_p of the likeliest one's probability.
+    const auto farthest = static_cast<float>(params_.min_p > 0 ? -std::log(params_.min_p) : kInfinity);
     double kept_weight;
     if (top_k != 0) {
-      find_candidates(max, scale, (max - bound_of_largest(top_k)) * scale);
+      find_candidates(max, scale, std::min(farthest, (max - bound_of_largest(top_k)) * scale));
       kept_weight = find_prefix(Measure::kCount, top_k).weight;
+    } else if (params_.min_p > 0) {
+      find_candidates(max, scale, farthest);
+      kept_weight = find_prefix(Measure::kCount, size_).weight;
     } else {
       // Tokens of weight below (1 - top_p) * total / size together hold less than 1 - top_p, so none of them is needed.
       kept_weight = exp_sum(logits_, size_, max, scale, scratch_.block_sum_.get());
@@ -222,7 +208,7 @@ class RowSampler {
   const SamplingParams& params_;
   SamplerScratch& scratch_;
   const int32_t size_;
-  const float* logits_;  // the row, or its masked copy
+  const float* logits_;  // the row, or what process_logits made of it
   int32_t num_candidates_ = 0;
   int32_t last_bucket_ = 0;  // the last one that is not empty, or in which a cut fell
 };

@@ -24,6 +24,7 @@ __all__: list[str] = [
     "cuda_memory",
     "hash_block",
     "philox4x32",
+    "process_logits",
     "sample",
     "uniform",
 ]
@@ -42,6 +43,15 @@ class SamplingParams:
         temperature: typing.SupportsFloat | typing.SupportsIndex = 1.0,
         top_k: typing.SupportsInt | typing.SupportsIndex = 0,
         top_p: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+        min_p: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        repetition_penalty: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+        presence_penalty: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        frequency_penalty: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        logit_bias: collections.abc.Sequence[
+            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex]
+        ] = [],
+        allowed_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        bad_words: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]] = [],
         seed: typing.SupportsInt | typing.SupportsIndex | None = None,
         max_tokens: typing.SupportsInt | typing.SupportsIndex = 16,
         min_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
@@ -51,15 +61,29 @@ class SamplingParams:
     ) -> None: ...
     def __repr__(self) -> str: ...
     @property
+    def allowed_token_ids(self) -> list[int]: ...
+    @property
+    def bad_words(self) -> list[list[int]]: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @property
     def ignore_eos(self) -> bool: ...
+    @property
+    def logit_bias(self) -> list[tuple[int, float]]: ...
     @property
     def logprobs(self) -> int | None: ...
     @property
     def max_tokens(self) -> int: ...
     @property
+    def min_p(self) -> float: ...
+    @property
     def min_tokens(self) -> int: ...
     @property
     def n(self) -> int: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @property
+    def repetition_penalty(self) -> float: ...
     @property
     def seed(self) -> int | None: ...
     @property
@@ -606,9 +630,9 @@ class Engine:
 
         Raises InvalidArgumentError, also when the pool is smaller than one sequence of max_model_len, the device has too little memory, or the trace cannot be opened.
         """
-    def abort_request(self, request_id: str) -> bool:
+    def abort_request(self, request_id: str, index: typing.SupportsInt | typing.SupportsIndex | None = None) -> bool:
         """
-        Any thread. False if it is not in flight. The next step() reports every unfinished sample finished with 'abort'.
+        Any thread. False if it is not in flight. The next step() reports every unfinished sample finished with 'abort'. index: only this sample.
         """
     def add_request(
         self,
@@ -707,6 +731,19 @@ def philox4x32(
     Philox4x32-10: four 32-bit words of four counter and two key words.
     """
 
+def process_logits(
+    logits: numpy.typing.NDArray[numpy.float32],
+    params: SamplingParams,
+    *,
+    masked_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+    bitmask: numpy.typing.NDArray[numpy.int32] | None = None,
+    prompt_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+    output_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+) -> numpy.typing.NDArray[numpy.float32]:
+    """
+    Logits [vocab] as `sample` goes on with them: after all that comes before temperature.
+    """
+
 def sample(
     logits: numpy.typing.NDArray[numpy.float32],
     params: SamplingParams,
@@ -716,9 +753,11 @@ def sample(
     position: typing.SupportsInt | typing.SupportsIndex = 0,
     masked_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
     bitmask: numpy.typing.NDArray[numpy.int32] | None = None,
+    prompt_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+    output_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
 ) -> tuple:
     """
-    Chooses one token from float32 logits [vocab]; bitmask: int32 [ceil(vocab / 32)], a set bit allows its token. Returns (token, logprob, [(token, logprob), ...], failed).
+    Chooses one token from float32 logits [vocab]; bitmask: int32 [ceil(vocab / 32)], a set bit allows its token; the token ids before it count for penalties and bad_words. Returns (token, logprob, [(token, logprob), ...], failed).
     """
 
 def uniform(

@@ -112,8 +112,28 @@ def _add_generate(commands: argparse._SubParsersAction[_IntermixedParser]) -> No
     sampling.add_argument("--temperature", type=float, metavar="T", help="0: always the most likely token")
     sampling.add_argument("--top-p", type=float, metavar="P", help="sample from the most likely tokens of total mass P")
     sampling.add_argument("--top-k", type=int, metavar="K", help="sample from the K most likely tokens; 0: from all")
+    sampling.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P of the likeliest's probability")
+    sampling.add_argument(
+        "--repetition-penalty", type=float, metavar="X", help="divide the logits of tokens seen before by X (default 1)"
+    )
+    sampling.add_argument(
+        "--presence-penalty",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="take X from the logits of tokens put out before",
+    )
+    sampling.add_argument(
+        "--frequency-penalty", type=float, default=0.0, metavar="X", help="the same, for each time (default 0)"
+    )
+    sampling.add_argument(
+        "--bad-word", action="append", default=[], metavar="TEXT", help="never write this; may be repeated"
+    )
     sampling.add_argument("-n", "--n", type=int, default=1, metavar="N", help="answers to each prompt (default 1)")
     sampling.add_argument("--seed", type=int, metavar="N", help="make the draws repeatable")
+    sampling.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
+    )
     sampling.add_argument(
         "--stop-token-id",
         type=int,

@@ -18,7 +18,13 @@ _MAX_WINDOW_TOKENS = 32
 class Decoder(Protocol):
     """What the detokenizer needs of a tokenizer."""
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
         """The text of `token_ids`."""
         ...
 
@@ -32,9 +38,19 @@ class Detokenizer:
     moves on with each piece of text, so a token costs the same however long the text is.
     """
 
-    def __init__(self, tokenizer: Decoder, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Decoder,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        spaces_between_special_tokens: bool = True,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._options = {
+            "skip_special_tokens": skip_special_tokens,
+            "spaces_between_special_tokens": spaces_between_special_tokens,
+        }
         for size in _CONTEXT_TOKENS:
             self._window = list(prompt_token_ids[-size:])
             self._decoded_text = self._decode(self._window)
@@ -111,7 +127,7 @@ class Detokenizer:
         return text[_common_length(text, self._decoded_text) :]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+        return self._tokenizer.decode(token_ids, **self._options)
 
 
 def _common_length(first: str, second: str) -> int:

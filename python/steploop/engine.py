@@ -21,11 +21,11 @@ from steploop.errors import (
     EngineDeadError,
     InvalidArgumentError,
     InvalidRequestError,
-    RequestTooLongError,
 )
 from steploop.interrupts import deferred_interrupts
 from steploop.outputs import RequestOutput
-from steploop.prompts import Prompt, parse_prompt
+from steploop.preparation import Preparation
+from steploop.prompts import Prompt
 from steploop.request_options import RequestOptions, check_request_id, checked_time
 from steploop.request_state import RequestState
 from steploop.sampling_params import SamplingParams
@@ -93,7 +93,9 @@ class LLMEngine:
         """The compute type in use."""
         self.quantization = quantization
         """How linear weights are stored; None: in the compute type."""
-        self._sampling_defaults = checkpoint.generation.sampling
+        self._preparation = Preparation(
+            self.config, checkpoint.generation.sampling, self.tokenizer, self.vocab_size, self.max_model_len
+        )
         self._native = _C.Engine(
             load_model(checkpoint, dtype, self.config.device, quantization),
             max_model_len=size.max_model_len,
@@ -179,31 +181,15 @@ class LLMEngine:
         deadline_ms: float | None = None,
     ) -> RequestState:
         """The first half of `add_request`: tokenises and checks, and changes nothing. Raises as `add_request` does."""
-        check_request_id(request_id)
-        if sampling_params is not None and not isinstance(sampling_params, SamplingParams):
-            raise InvalidRequestError(f"sampling_params must be SamplingParams, got {sampling_params!r}")
         options = RequestOptions(priority=priority, tenant=tenant, cache_salt=cache_salt, deadline_ms=deadline_ms)
-        text, token_ids = parse_prompt(
-            prompt, tokenizer=self.tokenizer, vocab_size=self.vocab_size, model=self.config.model
-        )
-        if len(token_ids) >= self.max_model_len:
-            raise RequestTooLongError(
-                f"the prompt must have fewer than max_model_len={self.max_model_len} tokens, got {len(token_ids)}"
-            )
-        most = self.config.max_num_queued_tokens
-        if most is not None and len(token_ids) > most:
-            raise RequestTooLongError(
-                f"the prompt must have at most max_num_queued_tokens={most} tokens, got {len(token_ids)}"
-            )
-        params = (sampling_params or SamplingParams()).with_defaults(self._sampling_defaults)
-        self._check_params(params)
-        return RequestState(request_id, text, token_ids, params, options, self.tokenizer)
+        return self._preparation.prepare(request_id, prompt, sampling_params, options)
 
     def submit(self, request: RequestState, *, arrival_time: float | None = None) -> None:
         """The second half of `add_request`: queues a prepared request. Raises as `add_request` does."""
         request_id, options = request.request_id, request.options
         if arrival_time is not None:
             arrival_time = checked_time(arrival_time)
+        params = self._preparation.native_params(request.params)
         with deferred_interrupts(), self._lock:
             if request_id in self._requests:
                 raise DuplicateRequestError(f"request_id must be unique among requests in flight, got {request_id!r}")
@@ -213,7 +199,7 @@ class LLMEngine:
                 self._native.add_request(
                     request_id,
                     request.prompt_token_ids,
-                    request.params.to_native(),
+                    params,
                     arrival_time=arrival_time,
                     priority=options.priority,
                     tenant=options.tenant,
@@ -387,21 +373,12 @@ class LLMEngine:
             self._num_drains += change
             self._native.set_accepting(self._num_drains == 0)
 
-    def _check_params(self, params: SamplingParams) -> None:
-        if params.n > self.config.max_num_seqs:
-            raise InvalidRequestError(
-                f"n must be <= max_num_seqs={self.config.max_num_seqs}, so that all samples fit a step, got {params.n}"
-            )
-        for token_id in params.stop_token_ids:
-            if token_id >= self.vocab_size:
-                raise InvalidRequestError(f"stop_token_ids must be in 0..{self.vocab_size - 1}, got {token_id}")
-
     def _take_in(self, request_id: str, step_outputs: list[_C.StepOutput]) -> None:
         with self._lock:
             request = self._requests.get(request_id)
         if request is None:  # the engine was closed meanwhile
             return
-        if not request.failed:
+        if not request.ended:
             try:
                 output = request.update(step_outputs)
             except Exception:
@@ -409,6 +386,8 @@ class LLMEngine:
                 logger.exception("request %r failed while its output was made", request_id)
                 self._native.abort_request(request_id)
                 output = request.fail()
+            for index in request.stopped:
+                self._native.abort_request(request_id, index)
             with self._lock:
                 if self._requests.get(request_id) is not request:  # closed just now
                     return

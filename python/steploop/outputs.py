@@ -31,10 +31,10 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     """Per new token: the chosen token and the most likely ones, by id; None unless `logprobs` was set."""
     finish_reason: str | None = None
-    """None while it runs; "stop" (end of sequence or a stop token), "length", "abort", "timeout" (its `deadline_ms` has
-    passed; it has the tokens it got so far) or "error"."""
-    stop_reason: int | None = None
-    """The one of `stop_token_ids` that ended it; None otherwise."""
+    """None while it runs; "stop" (end of sequence, a stop token or a stop string), "length", "abort", "timeout" (its
+    `deadline_ms` has passed; it has the tokens it got so far) or "error"."""
+    stop_reason: int | str | None = None
+    """The one of `stop_token_ids` or `stop` that ended it; None otherwise."""
 
     @property
     def finished(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from steploop.detokenizer import Detokenizer
 from steploop.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from steploop.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from steploop import _C
@@ -32,8 +33,10 @@ class RequestState:
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.options = options
-        self.failed = False
-        """Ended by `fail`; whatever steps still bring is not for its caller."""
+        self.ended = False
+        """Its caller has its last output; whatever steps still bring is not for them."""
+        self.stopped: list[int] = []
+        """Samples that a stop string ended in the last update: no step knows of it."""
         self._prompt = prompt
         self._samples = [_Sample(index, prompt_token_ids, params, tokenizer) for index in range(params.n)]
         self._arrival_time = math.nan
@@ -41,17 +44,21 @@ class RequestState:
 
     def update(self, step_outputs: Sequence[_C.StepOutput]) -> RequestOutput:
         """Takes in what a step brought to any of the samples and returns the request's state after it."""
+        self.stopped = []
         for step_output in step_outputs:
+            sample = self._samples[step_output.index]
+            if sample.finish_reason is not None:
+                continue
             self._arrival_time = step_output.arrival_time
             # That of the first sample: the others fork from it, or find in the cache what it computed.
             if step_output.index == 0:
                 self._num_cached_tokens = step_output.num_cached_tokens
-            self._samples[step_output.index].update(step_output)
+            if sample.update(step_output) and not step_output.finished:
+                self.stopped.append(step_output.index)
         return self._output()
 
     def fail(self) -> RequestOutput:
         """The request's last output once it cannot go on: what is unfinished has ended with "error"."""
-        self.failed = True
         for sample in self._samples:
             sample.finish_reason = sample.finish_reason or "error"
         return self._output()
@@ -79,6 +86,7 @@ class RequestState:
                 num_tokens += count
                 num_intervals += count - 1
                 generation_time += sample.last_token_time - sample.first_token_time
+        self.ended = finished
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
@@ -115,27 +123,52 @@ class _Sample:
         self._tokenizer = tokenizer
         self._detokenizer: Detokenizer | None = None
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens)
+            self._detokenizer = Detokenizer(
+                tokenizer,
+                prompt_token_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            )
+        self._min_tokens = params.min_tokens
+        self._stop_strings: StopStrings | None = None
+        if params.stop:
+            self._stop_strings = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self._text = ""
         self._logprobs: list[dict[int, Logprob]] = []
         self._cumulative_logprob = 0.0
-        self._stop_reason: int | None = None
+        self._stop_reason: int | str | None = None
 
-    def update(self, step_output: _C.StepOutput) -> None:
-        """Takes in what a step brought."""
+    def update(self, step_output: _C.StepOutput) -> bool:
+        """Takes in what a step brought; whether a stop string has come with it."""
         self.num_preemptions = step_output.num_preemptions
         self.first_scheduled_time = step_output.first_scheduled_time
         self.first_token_time = step_output.first_token_time
         self.last_token_time = step_output.last_token_time
         self._stop_reason = step_output.stop_token_id
         self.token_ids += step_output.token_ids
-        if self._detokenizer is not None:
-            self._text += self._detokenizer.append(step_output.token_ids)
-            if step_output.finished:
-                self._text += self._detokenizer.flush()
         if self._wants_logprobs:
             self._add_logprobs(step_output)
-        self.finish_reason = step_output.finish_reason  # last: a failure above leaves it unfinished
+        stopped = self._detokenizer is not None and self._add_text(self._detokenizer, step_output)
+        # Last: a failure above leaves it unfinished.
+        self.finish_reason = "stop" if stopped else step_output.finish_reason
+        return stopped
+
+    def _add_text(self, detokenizer: Detokenizer, step_output: _C.StepOutput) -> bool:
+        """Whether a stop string has come."""
+        text = detokenizer.append(step_output.token_ids)
+        if step_output.finished:
+            text += detokenizer.flush()
+        stop_strings = self._stop_strings
+        if stop_strings is None or len(self.token_ids) <= self._min_tokens:
+            self._text += text
+            return False
+        self._text += stop_strings.push(text)
+        if stop_strings.matched is not None:
+            self._stop_reason = stop_strings.matched
+            return True
+        if step_output.finished:
+            self._text += stop_strings.flush()
+        return False
 
     def output(self) -> CompletionOutput:
         """The sample so far."""

@@ -133,14 +133,21 @@ class Tokenizer:
         token_ids: list[int] = self.hf(text, add_special_tokens=add_special_tokens).input_ids
         return token_ids
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
         """The text of `token_ids`; ids the tokenizer does not know (a padded vocabulary) give none."""
         if self._backend is not None:
             text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
             return text
-        text = self.hf.decode(
-            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        options: dict[str, Any] = {"clean_up_tokenization_spaces": False}
+        if not self.hf.is_fast:  # the fast ones know nothing of it
+            options["spaces_between_special_tokens"] = spaces_between_special_tokens
+        text = self.hf.decode(list(token_ids), skip_special_tokens=skip_special_tokens, **options)
         return text
 
 

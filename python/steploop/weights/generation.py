@@ -16,10 +16,12 @@ _SAMPLING_FIELDS = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
 # Fields that change the tokens and that steploop lacks, with the value that changes nothing.
-_NOT_APPLIED = {"repetition_penalty": 1.0, "min_p": 0.0, "typical_p": 1.0, "no_repeat_ngram_size": 0}
+_NOT_APPLIED = {"typical_p": 1.0, "no_repeat_ngram_size": 0}
 
 
 def parse_generation_config(

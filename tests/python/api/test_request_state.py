@@ -16,7 +16,7 @@ from steploop.request_state import RequestState
 class Words:
     """A tokenizer whose tokens are letters."""
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+    def decode(self, token_ids: list[int], **options: bool) -> str:
         if 26 in token_ids:
             raise ValueError("no such letter")
         return "".join(chr(ord("a") + token_id) for token_id in token_ids)
@@ -76,6 +76,39 @@ def test_samples_grow_apart() -> None:
     assert first.outputs[2].token_ids == [7]
 
 
+def test_a_stop_string_ends_its_sample() -> None:
+    request = state(n=3, stop=["de", "xx"])
+    first = request.update([news(0, 3), news(1, 3), news(2, 0)])
+    assert texts(first) == ["", "", "a"], "d may be the beginning of de"
+    assert request.stopped == []
+    second = request.update([news(0, 4), news(1, 5), news(2, 3, reason="length")])
+    assert texts(second) == ["", "df", "ad"]
+    assert reasons(second) == ["stop", None, "length"]
+    assert [completion.stop_reason for completion in second.outputs] == ["de", None, None]
+    assert second.outputs[0].token_ids == [3, 4]
+    assert request.stopped == [0]
+    third = request.update([news(0, reason="abort"), news(1, 23, 23, reason="length")])
+    assert (texts(third), reasons(third)) == (["", "df", "ad"], ["stop", "stop", "length"])
+    assert (request.stopped, request.ended) == ([], True), "the engine ended it itself"
+
+
+def test_stop_strings_wait_for_min_tokens() -> None:
+    request = state(stop="a", min_tokens=2, max_tokens=9, include_stop_str_in_output=True)
+    assert texts(request.update([news(0, 0)])) == ["a"]
+    assert texts(request.update([news(0, 0)])) == ["aa"]
+    last = request.update([news(0, 0)])
+    assert (texts(last), last.outputs[0].stop_reason) == (["aaa"], "a")
+
+
+def test_failure_after_a_stop_string() -> None:
+    request = state(n=2, stop="b")
+    request.update([news(0, 1)])
+    assert request.stopped == [0]
+    with pytest.raises(ValueError, match="no such letter"):
+        request.update([news(1, 26)])
+    assert (request.stopped, reasons(request.fail())) == ([], ["stop", "error"])
+
+
 def test_metrics_are_of_all_samples() -> None:
     request = state(n=2)
     waiting = request.update([news(0, num_preemptions=1)]).metrics
@@ -108,7 +141,7 @@ def test_failure_ends_what_is_unfinished() -> None:
     request.update([news(0, 1, reason="stop"), news(1, 2), news(2, 3)])
     with pytest.raises(ValueError, match="no such letter"):
         request.update([news(1, 26, reason="length")])
-    assert not request.failed
+    assert not request.ended
     output = request.fail()
-    assert request.failed
+    assert request.ended
     assert (reasons(output), output.finished) == (["stop", "error", "error"], True)

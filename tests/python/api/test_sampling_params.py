@@ -21,7 +21,15 @@ from steploop import InvalidRequestError, SamplingParams
         ("seed", 0), ("seed", 2**64 - 1), ("max_tokens", 1), ("max_tokens", 10**9), ("min_tokens", 0),
         ("stop_token_ids", []), ("stop_token_ids", (3, np.int32(4))), ("ignore_eos", True), ("logprobs", 0),
         ("logprobs", 20), ("skip_special_tokens", False), ("detokenize", False), ("n", 1), ("n", np.int8(3)),
-        *((field, None) for field in ("temperature", "top_p", "top_k", "seed", "max_tokens", "logprobs")),
+        ("min_p", 0), ("min_p", 1.0), ("repetition_penalty", 1e-9), ("repetition_penalty", 1000),
+        ("presence_penalty", -2), ("presence_penalty", 2.0), ("frequency_penalty", 0), ("logit_bias", {}),
+        ("logit_bias", {np.int64(3): np.float32(0.5), 4: -100}), ("allowed_token_ids", (3, 4)),
+        ("bad_words", []), ("bad_words", ("a", " b")), ("stop", ["x", "\n\n"]), ("stop", ()),
+        ("include_stop_str_in_output", True), ("spaces_between_special_tokens", False),
+        ("truncate_prompt_tokens", 1), ("truncate_prompt_tokens", -1),
+        *((field, None) for field in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed",
+                                      "max_tokens", "logprobs", "logit_bias", "allowed_token_ids",
+                                      "truncate_prompt_tokens")),
     ],
 )  # fmt: skip
 def test_accepted(field: str, value: Any) -> None:
@@ -45,7 +53,35 @@ def test_accepted(field: str, value: Any) -> None:
         ("top_k", -2, "top_k must be >= -1, got -2"),
         ("top_k", 1.0, "top_k must be an integer, got 1.0"),
         ("top_k", 2**31, "top_k must be <= 2147483647"),
-        ("seed", -1, "seed must be >= 0"),
+        ("seed", -2, "seed must be >= 0"),
+        ("min_p", -0.1, r"min_p must be in \[0, 1\], got -0.1"),
+        ("min_p", 1.1, r"min_p must be in \[0, 1\], got 1.1"),
+        ("min_p", math.nan, "min_p must be finite"),
+        ("repetition_penalty", 0, "repetition_penalty must be > 0, got 0"),
+        ("repetition_penalty", -1, "repetition_penalty must be > 0, got -1"),
+        ("repetition_penalty", math.inf, "repetition_penalty must be finite"),
+        ("presence_penalty", 2.1, r"presence_penalty must be in \[-2, 2\], got 2.1"),
+        ("presence_penalty", None, "presence_penalty must be a number, got None"),
+        ("frequency_penalty", -2.1, r"frequency_penalty must be in \[-2, 2\], got -2.1"),
+        ("frequency_penalty", "1", "frequency_penalty must be a number, got '1'"),
+        ("logit_bias", [(1, 2.0)], "logit_bias must be a dict"),
+        ("logit_bias", {1: math.nan}, "the values of logit_bias must be finite numbers, got nan"),
+        ("logit_bias", {1: "2"}, "the values of logit_bias must be finite numbers, got '2'"),
+        ("logit_bias", {"1": 2}, "the tokens of logit_bias must be an integer, got '1'"),
+        ("logit_bias", {-1: 2}, "the tokens of logit_bias must be >= 0, got -1"),
+        ("allowed_token_ids", [], "allowed_token_ids must have a token or more"),
+        ("allowed_token_ids", 5, "allowed_token_ids must be a list"),
+        ("allowed_token_ids", [0.5], "each of allowed_token_ids must be an integer"),
+        ("bad_words", "word", "bad_words must be a list of strings, got 'word'"),
+        ("bad_words", [1], "bad_words must be a list of strings"),
+        ("bad_words", [""], "each of bad_words must be valid Unicode and not empty"),
+        ("stop", "", "each of stop must be valid Unicode and not empty"),
+        ("stop", ["a", ""], "each of stop must be valid Unicode and not empty"),
+        ("stop", ["\ud800"], "each of stop must be valid Unicode"),
+        ("stop", 3, "stop must be a list of strings, got 3"),
+        ("include_stop_str_in_output", 1, "include_stop_str_in_output must be True or False"),
+        ("truncate_prompt_tokens", 0, "truncate_prompt_tokens must be >= 1, got 0"),
+        ("truncate_prompt_tokens", -2, "truncate_prompt_tokens must be >= 1, got -2"),
         ("seed", 2**64, "seed must be <= 18446744073709551615"),
         ("max_tokens", 0, "max_tokens must be >= 1, got 0"),
         ("max_tokens", -5, "max_tokens must be >= 1, got -5"),
@@ -83,6 +119,18 @@ def test_min_tokens_above_max_tokens() -> None:
         SamplingParams(min_tokens=9, max_tokens=8)
 
 
+def test_stop_needs_text() -> None:
+    with pytest.raises(InvalidRequestError, match="stop needs detokenize=True"):
+        SamplingParams(stop="a", detokenize=False)
+
+
+def test_equal_meanings_become_equal() -> None:
+    assert SamplingParams(stop="a").stop == ["a"]
+    assert SamplingParams(stop=None).stop == SamplingParams(stop=[]).stop == []
+    assert SamplingParams(seed=-1).seed is None
+    assert SamplingParams(logit_bias={1: 1000, 2: -1e9}).logit_bias == {1: 100.0, 2: -100.0}
+
+
 anything = st.one_of(
     st.none(),
     st.booleans(),
@@ -117,6 +165,7 @@ def test_the_callers_list_is_copied() -> None:
     ("given_params", "model_defaults", "expected"),
     [
         ({}, {}, (1.0, 1.0, 0, 16)),
+        ({}, {"min_p": 0.1, "repetition_penalty": 1.3}, (1.0, 1.0, 0, 16)),
         ({}, {"temperature": 0.6, "top_p": 0.9, "top_k": 40, "max_tokens": 99}, (0.6, 0.9, 40, 99)),
         ({"temperature": 0, "top_k": -1}, {"temperature": 0.6, "top_p": 0.9, "top_k": 40}, (0, 0.9, -1, 16)),
         ({"max_tokens": 3}, {"max_tokens": 99}, (1.0, 1.0, 0, 3)),
@@ -126,3 +175,5 @@ def test_the_callers_list_is_copied() -> None:
 def test_unset_fields(given_params: dict[str, Any], model_defaults: dict[str, Any], expected: tuple[Any, ...]) -> None:
     params = SamplingParams(**given_params).with_defaults(model_defaults)
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == expected
+    assert params.min_p == model_defaults.get("min_p", 0.0)
+    assert params.repetition_penalty == model_defaults.get("repetition_penalty", 1.0)

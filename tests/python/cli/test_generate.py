@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,24 @@ def test_several_answers(tiny_llama: Path, capsys: Capture) -> None:
         assert out.count("--- ") == 3 * len(prompts)
 
 
+def test_what_changes_the_logits_and_stops(tiny_llama: Path, capsys: Capture) -> None:
+    def record(*more: str) -> dict[str, Any]:
+        assert generate(tiny_llama, "--json", "--max-tokens", "20", *more, "hello") == 0
+        result: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return result
+
+    plain = record()
+    letter = next(text for text in plain["text"] if text.isalpha())
+    stopped = record("--stop", "never", "--stop", letter)
+    assert stopped["finish_reason"] == "stop"
+    assert stopped["text"] == plain["text"][: plain["text"].index(letter)]
+    assert letter not in record("--bad-word", letter)["text"]
+    for option in ("--repetition-penalty", "--presence-penalty", "--frequency-penalty"):
+        assert record(option, "1.9")["token_ids"] != plain["token_ids"]
+    draws = ["--temperature", "3", "--seed", "1"]
+    assert record(*draws, "--min-p", "0.9")["token_ids"] != record(*draws)["token_ids"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -147,6 +166,12 @@ def test_chat(tiny_llama: Path, capsys: Capture) -> None:
         (["--max-tokens", "0", "x"], "max_tokens must be >= 1, got 0"),
         (["--temperature", "nan", "x"], "temperature must be finite"),
         (["--top-p", "0", "x"], "top_p must be in"),
+        (["--min-p", "2", "x"], "min_p must be in"),
+        (["--repetition-penalty", "0", "x"], "repetition_penalty must be > 0"),
+        (["--presence-penalty", "3", "x"], "presence_penalty must be in"),
+        (["--frequency-penalty", "nan", "x"], "frequency_penalty must be finite"),
+        (["--stop", "", "x"], "each of stop must be"),
+        (["--bad-word", "", "x"], "each of bad_words must be"),
         (["--file", "/no/such/file"], "cannot be read"),
         (["--file", "f", "x"], "not both"),
         (["--system", "s", "x"], "--system needs --chat"),

@@ -14,6 +14,9 @@ def test_defaults():
     assert (params.temperature, params.top_k, params.top_p, params.seed) == (1.0, 0, 1.0, None)
     assert (params.max_tokens, params.min_tokens, params.stop_token_ids) == (16, 0, [])
     assert (params.ignore_eos, params.logprobs) == (False, None)
+    assert (params.min_p, params.repetition_penalty) == (0.0, 1.0)
+    assert (params.presence_penalty, params.frequency_penalty) == (0.0, 0.0)
+    assert (params.logit_bias, params.allowed_token_ids, params.bad_words) == ([], [], [])
 
 
 def test_fields_read_back_as_given():
@@ -22,6 +25,13 @@ def test_fields_read_back_as_given():
         "temperature": 0.7,
         "top_k": -1,
         "top_p": 0.1,
+        "min_p": 0.2,
+        "repetition_penalty": 1.3,
+        "presence_penalty": -2.0,
+        "frequency_penalty": 2.0,
+        "logit_bias": [(3, 0.5), (0, -100.0)],
+        "allowed_token_ids": [4, 2],
+        "bad_words": [[1], [2, 3]],
         "seed": 2**64 - 1,
         "max_tokens": 5,
         "min_tokens": 5,
@@ -53,6 +63,17 @@ def test_fields_cannot_be_written():
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
         ({"top_p": math.nan}, r"top_p must be in \(0, 1\], got nan"),
+        ({"min_p": -0.5}, r"min_p must be in \[0, 1\], got -0.5"),
+        ({"min_p": math.nan}, r"min_p must be in \[0, 1\], got nan"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be finite and > 0, got 0"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty must be finite and > 0, got inf"),
+        ({"presence_penalty": 2.5}, r"presence_penalty must be in \[-2, 2\], got 2.5"),
+        ({"frequency_penalty": math.nan}, r"frequency_penalty must be in \[-2, 2\], got nan"),
+        ({"logit_bias": [(-1, 0.0)]}, "the tokens of logit_bias must be >= 0, got -1"),
+        ({"logit_bias": [(1, math.inf)]}, "the values of logit_bias must be finite, got inf"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids must be >= 0, got -1"),
+        ({"bad_words": [[1], []]}, "each of bad_words must have a token or more, got none"),
+        ({"bad_words": [[1, -2]]}, "the tokens of bad_words must be >= 0, got -2"),
         ({"max_tokens": 0}, "max_tokens must be >= 1, got 0"),
         ({"max_tokens": -3}, "max_tokens must be >= 1, got -3"),
         ({"min_tokens": -1}, "min_tokens must be >= 0, got -1"),

@@ -37,10 +37,14 @@ def softmax(logits, temperature=1.0):
     return weights / weights.sum()
 
 
-def kept_by_rank(logits, *, temperature=1.0, top_k=0, top_p=1.0, slack=0.0):
-    """Token ids that survive, by rank, and their renormalised probabilities. slack moves the top_p threshold."""
+def kept_by_rank(logits, *, temperature=1.0, min_p=0.0, top_k=0, top_p=1.0, slack=0.0):
+    """Token ids that survive, by rank, and their renormalised probabilities. slack moves the thresholds of min_p and
+    top_p."""
     ranks = np.lexsort((np.arange(len(logits)), -np.asarray(logits)))
     probabilities = softmax(logits, temperature)[ranks]
+    if min_p > 0:
+        count = max(1, int((probabilities >= min_p * (1 - slack) * probabilities[0]).sum()))
+        ranks, probabilities = ranks[:count], probabilities[:count]
     if 0 < top_k < len(ranks):
         ranks, probabilities = ranks[:top_k], probabilities[:top_k]
     probabilities = probabilities / probabilities.sum()
@@ -131,6 +135,28 @@ def test_top_p_counts_over_what_top_k_kept():
     assert drawn_tokens(logits, top_k=2, top_p=0.58) == {0, 1}
 
 
+def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest():
+    logits = np.log([0.05, 0.5, 0.15, 0.3])
+    assert drawn_tokens(logits, min_p=0.11) == {1, 2, 3}
+    assert drawn_tokens(logits, min_p=0.09) == {0, 1, 2, 3}
+    assert drawn_tokens(logits, min_p=0.59) == {1, 3}
+    assert drawn_tokens(logits, min_p=1.0) == {1}
+    assert drawn_tokens(logits, min_p=1e-300) == {0, 1, 2, 3}
+    assert drawn_tokens([2.0, 2.0, 1.0], min_p=1.0) == {0, 1}
+
+
+def test_min_p_comes_after_temperature_and_before_top_k_and_top_p():
+    logits = np.log([0.4, 0.3, 0.2, 0.1])
+    assert drawn_tokens(logits, min_p=0.6) == {0, 1}
+    assert drawn_tokens(logits, min_p=0.6, temperature=0.5) == {0}  # 0.16 and 0.09: 0.56 of it
+    assert drawn_tokens(logits, min_p=0.3, top_k=2) == {0, 1}
+    assert drawn_tokens(logits, min_p=0.6, top_k=3) == {0, 1}
+    # Of the two kept, the first holds 0.571 of the probability.
+    assert drawn_tokens(logits, min_p=0.6, top_p=0.57) == {0}
+    assert drawn_tokens(logits, min_p=0.6, top_p=0.58) == {0, 1}
+    assert drawn_tokens(logits, min_p=0.3, top_k=2, top_p=0.58) == {0, 1}
+
+
 def test_temperature_comes_before_top_p():
     logits = np.log([0.6, 0.3, 0.1])
     assert drawn_tokens(logits, top_p=0.7) == {0, 1}
@@ -139,7 +165,7 @@ def test_temperature_comes_before_top_p():
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-3, 0.05, 1e30, 1e300])
-@pytest.mark.parametrize("cut", [{}, {"top_k": 5}, {"top_p": 0.9}, {"top_k": 5, "top_p": 0.9}])
+@pytest.mark.parametrize("cut", [{}, {"top_k": 5}, {"top_p": 0.9}, {"top_k": 5, "top_p": 0.9}, {"min_p": 0.2}])
 def test_extreme_temperatures_and_logits(temperature, cut):
     for logits in (random_logits(500, 1), random_logits(500, 2) * 1e36, random_logits(500, 3) * 1e-30):
         logits = np.where(np.arange(500) % 3 == 0, -np.inf, logits).astype(np.float32)
@@ -189,17 +215,18 @@ def assert_is_the_inverse_of_the_cumulative_distribution(token, tokens, probabil
     temperature=st.sampled_from([0.3, 0.7, 1.0, 1.7, 20.0]),
     top_k=CUTS[0],
     top_p=CUTS[1],
+    min_p=st.sampled_from([0.0, 0.0, 0.03, 0.3, 0.9]),
     seed=st.integers(0, 2**64 - 1),
     position=st.integers(0, 2**40),
 )
-@settings(max_examples=600, deadline=None)
-def test_draw_is_the_inverse_of_the_cumulative_distribution(logits, temperature, top_k, top_p, seed, position):
-    params = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+@settings(max_examples=800, deadline=None)
+def test_draw_is_the_inverse_of_the_cumulative_distribution(logits, temperature, top_k, top_p, min_p, seed, position):
+    params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     token, _, _, failed = sample(logits, seed=seed, position=position, **params)
     assert not failed
     assert np.isfinite(logits[token])
     number = _C.uniform(seed=seed, sample_index=0, position=position)
-    if not 0 < top_k < len(logits) and top_p == 1:
+    if not 0 < top_k < len(logits) and top_p == 1 and min_p == 0:
         tokens, probabilities = np.arange(len(logits)), softmax(logits, temperature)
         assert_is_the_inverse_of_the_cumulative_distribution(token, tokens, probabilities, number)
         return
@@ -211,15 +238,18 @@ def test_draw_is_the_inverse_of_the_cumulative_distribution(logits, temperature,
         assert_is_the_inverse_of_the_cumulative_distribution(token, *kept_by_rank(logits, **params), number)
 
 
-@pytest.mark.parametrize("cut", [{}, {"top_k": 12}, {"top_p": 0.9}, {"top_k": 20, "top_p": 0.8}])
+@pytest.mark.parametrize(
+    "cut", [{}, {"top_k": 12}, {"top_p": 0.9}, {"top_k": 20, "top_p": 0.8}, {"min_p": 0.05}, {"min_p": 0.1, "top_k": 9}]
+)
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
 def test_draws_follow_the_distribution(cut, temperature):
     logits = random_logits(50, seed=11, spread=1.5)
     tokens, probabilities = kept_by_rank(logits, temperature=temperature, **cut)
-    num_draws = 20_000
+    num_draws = 100_000
     counts = np.zeros(len(logits))
+    params = SamplingParams(temperature=temperature, **cut)
     for position in range(num_draws):
-        counts[sample(logits, seed=77, position=position, temperature=temperature, **cut)[0]] += 1
+        counts[_C.sample(logits, params, seed=77, position=position)[0]] += 1
     assert counts[tokens].sum() == num_draws
     expected = num_draws * probabilities
     often = expected >= 5

@@ -102,9 +102,9 @@ class CountingDecoder:
         self.num_tokens = 0
         self._tokenizer = tokenizer
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    def decode(self, token_ids: Sequence[int], **options: bool) -> str:
         self.num_tokens += len(token_ids)
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return self._tokenizer.decode(token_ids, **options)
 
 
 @pytest.mark.parametrize("text", ["word and ", "\ufffd", "😀", "<|im_end|>"])

@@ -31,15 +31,15 @@ def test_eos(generation: dict[str, Any], config: dict[str, Any], expected: tuple
 
 
 def test_sampling_defaults() -> None:
-    generation = {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "max_new_tokens": 99, "do_sample": True}
-    defaults = parse_generation_config(generation, {}, 300)
-    assert defaults.sampling == {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "max_tokens": 99}
+    ours = {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "min_p": 0.1, "repetition_penalty": 1.1}
+    defaults = parse_generation_config({**ours, "max_new_tokens": 99, "do_sample": True}, {}, 300)
+    assert defaults.sampling == {**ours, "max_tokens": 99}
 
 
 def test_what_is_not_applied_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    parse_generation_config({"repetition_penalty": 1.1, "min_p": 0.0}, {}, 300)
-    assert "repetition_penalty=1.1" in caplog.text
-    assert "min_p" not in caplog.text
+    parse_generation_config({"no_repeat_ngram_size": 3, "typical_p": 1.0}, {}, 300)
+    assert "no_repeat_ngram_size=3" in caplog.text
+    assert "typical_p" not in caplog.text
 
 
 @pytest.mark.parametrize(
