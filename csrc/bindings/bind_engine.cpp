@@ -22,7 +22,9 @@ struct PyStepOutput {
   int32_t index = 0;
   py::list token_ids;
   py::list logprobs;
+  py::list ranks;
   py::list top_logprobs;
+  py::object prompt_logprobs = py::none();
   bool finished = false;
   bool request_finished = false;
   py::object finish_reason = py::none();
@@ -39,6 +41,21 @@ double seconds(int64_t us) {
   return us < 0 ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(us) * 1e-6;
 }
 
+py::list top_of(const SampleResult& result) {
+  py::list top;
+  for (int32_t i = 0; i < result.num_top; ++i) top.append(py::make_tuple(result.top[i].token, result.top[i].logprob));
+  return top;
+}
+
+py::object rank_of(const SampleResult& result) { return result.rank ? py::object(py::int_(result.rank)) : py::none(); }
+
+py::list prompt_logprobs_of(const Request& request) {
+  py::list out;
+  for (const SampleResult& score : request.prompt_scores)
+    out.append(py::make_tuple(score.logprob, rank_of(score), top_of(score)));
+  return out;
+}
+
 PyStepOutput to_python(const StepOutput& output) {
   PyStepOutput out;
   const Request& request = *output.request;
@@ -46,13 +63,12 @@ PyStepOutput to_python(const StepOutput& output) {
   out.index = output.index;
   if (output.has_token) {
     out.token_ids.append(output.token);
-    if (request.params.logprobs >= 0) out.logprobs.append(output.sample->logprob);
-    if (request.params.logprobs >= 1) {
-      py::list top;
-      for (int32_t i = 0; i < output.sample->num_top; ++i)
-        top.append(py::make_tuple(output.sample->top[i].token, output.sample->top[i].logprob));
-      out.top_logprobs.append(top);
+    if (request.params.logprobs >= 0) {
+      out.logprobs.append(output.sample->logprob);
+      out.ranks.append(rank_of(*output.sample));
     }
+    if (request.params.logprobs >= 1) out.top_logprobs.append(top_of(*output.sample));
+    if (output.brings_prompt_scores) out.prompt_logprobs = prompt_logprobs_of(request);
   }
   out.finished = output.finish_reason != FinishReason::kNone;
   out.request_finished = output.request_finished;
@@ -231,6 +247,11 @@ void bind_step_output(py::module_& m) {
       .def_readonly("index", &PyStepOutput::index, "Of the sample, below SamplingParams.n.")
       .def_readonly("token_ids", &PyStepOutput::token_ids, "New token ids.")
       .def_readonly("logprobs", &PyStepOutput::logprobs, "Of the new tokens; empty unless asked for.")
+      .def_readonly("ranks", &PyStepOutput::ranks,
+                    "Of the new tokens, from 1, None where the device did not count; empty unless logprobs was set.")
+      .def_readonly("prompt_logprobs", &PyStepOutput::prompt_logprobs,
+                    "Once for a request that asked, with its first token: (log-probability, rank, most likely ones) of "
+                    "each token of the prompt but the first. Else None.")
       .def_readonly("top_logprobs", &PyStepOutput::top_logprobs,
                     "Per new token, (token id, log-probability) of the most likely; empty unless logprobs >= 1.")
       .def_readonly("finished", &PyStepOutput::finished, "The sample has ended.")

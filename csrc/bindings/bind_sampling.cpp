@@ -23,10 +23,14 @@ SamplingParams make_params(int32_t n, double temperature, int32_t top_k, double 
                            std::vector<std::pair<TokenId, float>> logit_bias, std::vector<TokenId> allowed_token_ids,
                            std::vector<std::vector<TokenId>> bad_words, std::optional<uint64_t> seed,
                            int32_t max_tokens, int32_t min_tokens, std::vector<TokenId> stop_token_ids, bool ignore_eos,
-                           std::optional<int32_t> logprobs) {
+                           std::optional<int32_t> logprobs, std::optional<int32_t> prompt_logprobs) {
   // -1 stands for none in C++ only.
-  if (logprobs && *logprobs < 0)
-    throw InvalidRequestError(concat("logprobs must be in 0..", kMaxTopLogprobs, ", or None, got ", *logprobs));
+  const auto check = [](const char* name, const std::optional<int32_t>& count) {
+    if (count && *count < 0)
+      throw InvalidRequestError(concat(name, " must be in 0..", kMaxTopLogprobs, ", or None, got ", *count));
+  };
+  check("logprobs", logprobs);
+  check("prompt_logprobs", prompt_logprobs);
   SamplingParams params = {.n = n,
                            .temperature = temperature,
                            .top_k = top_k,
@@ -43,13 +47,15 @@ SamplingParams make_params(int32_t n, double temperature, int32_t top_k, double 
                            .min_tokens = min_tokens,
                            .stop_token_ids = std::move(stop_token_ids),
                            .ignore_eos = ignore_eos,
-                           .logprobs = logprobs.value_or(-1)};
+                           .logprobs = logprobs.value_or(-1),
+                           .prompt_logprobs = prompt_logprobs.value_or(-1)};
   params.validate();
   return params;
 }
 
-std::optional<int32_t> logprobs_to_python(const SamplingParams& params) {
-  return params.logprobs < 0 ? std::nullopt : std::optional(params.logprobs);
+template <int32_t SamplingParams::* kField>
+std::optional<int32_t> count_to_python(const SamplingParams& params) {
+  return params.*kField < 0 ? std::nullopt : std::optional(params.*kField);
 }
 
 std::string params_repr(const SamplingParams& params) {
@@ -62,7 +68,8 @@ std::string params_repr(const SamplingParams& params) {
                 ", allowed_token_ids=", text(params.allowed_token_ids), ", bad_words=", text(params.bad_words),
                 ", seed=", text(params.seed), ", max_tokens=", params.max_tokens, ", min_tokens=", params.min_tokens,
                 ", stop_token_ids=", text(params.stop_token_ids), ", ignore_eos=", text(params.ignore_eos),
-                ", logprobs=", text(logprobs_to_python(params)), ")");
+                ", logprobs=", text(count_to_python<&SamplingParams::logprobs>(params)),
+                ", prompt_logprobs=", text(count_to_python<&SamplingParams::prompt_logprobs>(params)), ")");
 }
 
 // No conversion: a copy would hide that the caller holds another dtype.
@@ -143,7 +150,7 @@ void bind_sampling(py::module_& m) {
            py::arg("allowed_token_ids") = std::vector<TokenId>{},
            py::arg("bad_words") = std::vector<std::vector<TokenId>>{}, py::arg("seed") = py::none(),
            py::arg("max_tokens") = 16, py::arg("min_tokens") = 0, py::arg("stop_token_ids") = std::vector<TokenId>{},
-           py::arg("ignore_eos") = false, py::arg("logprobs") = py::none())
+           py::arg("ignore_eos") = false, py::arg("logprobs") = py::none(), py::arg("prompt_logprobs") = py::none())
       .def_readonly("n", &SamplingParams::n)
       .def_readonly("temperature", &SamplingParams::temperature)
       .def_readonly("top_k", &SamplingParams::top_k)
@@ -160,7 +167,8 @@ void bind_sampling(py::module_& m) {
       .def_readonly("min_tokens", &SamplingParams::min_tokens)
       .def_readonly("stop_token_ids", &SamplingParams::stop_token_ids)
       .def_readonly("ignore_eos", &SamplingParams::ignore_eos)
-      .def_property_readonly("logprobs", &logprobs_to_python)
+      .def_property_readonly("logprobs", &count_to_python<&SamplingParams::logprobs>)
+      .def_property_readonly("prompt_logprobs", &count_to_python<&SamplingParams::prompt_logprobs>)
       .def("__repr__", &params_repr)
       .def("__eq__", [](const SamplingParams& a, const SamplingParams& b) { return a == b; }, py::is_operator());
 

@@ -180,7 +180,10 @@ std::vector<float> Engine::teacher_forced_logits(std::span<const TokenId> tokens
     output.num_scheduled_tokens = count;
     try {
       const ForwardBatch& batch = runner_->exec->begin_step(runner_->batch.build(output), {});
-      runner_->exec->run([&](TeamMember& member) { runner_->decoder.forward(member, batch); });
+      runner_->exec->run([&](TeamMember& member) {
+        runner_->decoder.forward(member, batch);
+        runner_->decoder.sample_logits(member, batch);
+      });
       runner_->exec->download(logits.data() + static_cast<size_t>(first) * vocab, runner_->decoder.logits(),
                               static_cast<size_t>(count) * vocab * sizeof(float));
     } catch (const std::exception& error) {

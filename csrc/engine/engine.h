@@ -136,6 +136,8 @@ class Engine {
   void file(std::shared_ptr<Request> request);
   void run_scheduled(StepTimes times);
   SampleParams build_samples(const SchedulerOutput& output);
+  void build_scores(const SchedulerOutput& output, ForwardBatch& batch);
+  void score_prompts(TeamMember& member, const ForwardBatch& batch);
   void take_samples();
   void report(const Sequence& sequence, const SampleResult* sample);
   void publish(const SchedulerOutput& output, const StepTimes& times, int64_t ended_us);

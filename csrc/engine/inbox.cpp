@@ -87,6 +87,10 @@ void Engine::prepare_logits(Request& request, std::span<const TokenId> prompt) c
   const SamplingParams& params = request.params;
   if (!params.allowed_token_ids.empty())
     request.allowed_bitmask = make_bitmask(params.allowed_token_ids, model_config_.vocab_size);
+  if (params.prompt_logprobs >= 0 && prompt.size() > 1) {
+    request.prompt_scores.resize(prompt.size() - 1);
+    request.options.scores_prompt = true;
+  }
   if (!params.has_penalties()) return;
   const int64_t most =
       std::min<int64_t>(params.max_tokens, config_.scheduler.max_model_len - static_cast<int64_t>(prompt.size()));

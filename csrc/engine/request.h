@@ -38,6 +38,9 @@ struct Request {
   std::vector<TokenId> stop_token_ids;  // eos and the request's own: masked until min_tokens
   std::vector<uint32_t> allowed_bitmask;  // of allowed_token_ids; empty: all may come
   std::vector<TokenCounts> counts;  // by sample, where there are penalties
+  std::vector<SampleResult> prompt_scores;  // with prompt_logprobs: of each token of the prompt but the first
+  int32_t num_prompt_scores = 0;  // that are there, whichever sample brought them
+  bool prompt_scores_reported = false;
   uint64_t seed = 0;  // of all samples; their numbers differ by sample_index
   int64_t arrival_us = 0;
   int32_t num_unfinished = 0;  // samples
@@ -50,6 +53,7 @@ struct StepOutput {
   bool has_token = false;
   TokenId token = -1;
   const SampleResult* sample = nullptr;  // null without a token
+  bool brings_prompt_scores = false;  // the request's are complete, and none of its outputs has brought them before
   FinishReason finish_reason = FinishReason::kNone;
   TokenId stop_token = -1;  // of the request's own stop_token_ids, else -1
   bool request_finished = false;  // all its samples have ended, this one last

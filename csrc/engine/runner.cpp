@@ -71,7 +71,10 @@ Engine::Runner::Runner(std::shared_ptr<const Model> model_in, const EngineConfig
             config.scheduler.blocks.block_size),
       rows(static_cast<size_t>(max_num_running(config))),
       results(static_cast<size_t>(max_num_running(config))),
-      sampled(static_cast<size_t>(max_num_running(config))) {}
+      sampled(static_cast<size_t>(max_num_running(config))) {
+  scored.reserve(static_cast<size_t>(config.scheduler.max_num_batched_tokens));
+  scored_rows.reserve(scored.capacity());
+}
 
 double Engine::Runner::measure_swap_block_us(const BlockManagerConfig& blocks) {
   constexpr int32_t kMaxBlocks = 16;  // so many together, as a sequence has several

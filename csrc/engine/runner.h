@@ -23,6 +23,8 @@ struct Engine::Runner {
   std::vector<SampleRow> rows;
   std::vector<SampleResult> results;
   std::vector<SampledTokens> sampled;
+  std::vector<ScoredToken> scored;     // of prompts, in the step in progress
+  std::vector<int32_t> scored_rows;    // the rows they belong to
   int32_t num_rows = 0;  // of the last step
 };
 

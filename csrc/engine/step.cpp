@@ -85,13 +85,16 @@ void Engine::run_scheduled(StepTimes times) {
   SL_CHECK(!output.empty() || !scheduler_->has_unfinished(), "nothing was scheduled although requests wait");
   runner_->num_rows = 0;
   if (!output.empty()) {
-    const ForwardBatch& packed = runner_->batch.build(output);
+    ForwardBatch packed = runner_->batch.build(output);
+    build_scores(output, packed);
     const SampleParams samples = build_samples(output);
     const ForwardBatch& batch = runner_->exec->begin_step(packed, samples);
     lap(durations.build_us);
     runner_->exec->run([&](TeamMember& member) {
       runner_->decoder.transfer(member, output.transfers);
       runner_->decoder.forward(member, batch);
+      score_prompts(member, batch);
+      if (batch.num_sample_rows > 0) runner_->decoder.sample_logits(member, batch);
       if (member.rank() == 0) lap(durations.forward_us);
       if (!samples.rows.empty()) runner_->exec->sample(member, samples);
     });
@@ -131,6 +134,42 @@ SampleParams Engine::build_samples(const SchedulerOutput& output) {
           runner.results.data()};
 }
 
+// The tokens of prompts whose likelihood this step finds out: each request's once, in order.
+void Engine::build_scores(const SchedulerOutput& output, ForwardBatch& batch) {
+  Runner& runner = *runner_;
+  runner.scored.clear();
+  runner.scored_rows.clear();
+  for (size_t i = 0; i < output.scheduled.size(); ++i) {
+    const ScheduledSequence& scheduled = output.scheduled[i];
+    const Sequence& sequence = *scheduled.sequence;
+    if (!sequence.options.scores_prompt) continue;
+    Request& request = *requests_.at(sequence.id);
+    const int32_t end =
+        std::min(scheduled.first_token + scheduled.num_scheduled_tokens, sequence.num_prompt_tokens - 1);
+    if (request.num_prompt_scores >= end) continue;
+    SL_CHECK(scheduled.first_token <= request.num_prompt_scores, "tokens of a prompt were not scored");
+    for (int32_t& at = request.num_prompt_scores; at < end; ++at) {
+      runner.scored.push_back({sequence.tokens[static_cast<size_t>(at + 1)], request.params.prompt_logprobs,
+                               &request.prompt_scores[static_cast<size_t>(at)]});
+      runner.scored_rows.push_back(batch.cu_seqlens_q[i] + at - scheduled.first_token);
+    }
+  }
+  batch.num_scored_rows = static_cast<int32_t>(runner.scored.size());
+  batch.scored_rows = runner.scored_rows.data();
+}
+
+// As many at a time as the logits have room for.
+void Engine::score_prompts(TeamMember& member, const ForwardBatch& batch) {
+  const auto room = static_cast<int32_t>(runner_->rows.size());
+  for (int32_t first = 0; first < batch.num_scored_rows; first += room) {
+    const int32_t count = std::min(room, batch.num_scored_rows - first);
+    runner_->decoder.scored_logits(member, batch, first, count);
+    runner_->exec->score(member,
+                         {runner_->decoder.logits(), model_config_.vocab_size,
+                          std::span(runner_->scored).subspan(static_cast<size_t>(first), static_cast<size_t>(count))});
+  }
+}
+
 void Engine::take_samples() {
   for (size_t i = 0; i < static_cast<size_t>(runner_->num_rows); ++i) {
     SampledTokens& sampled = runner_->sampled[i];
@@ -150,6 +189,8 @@ void Engine::report(const Sequence& sequence, const SampleResult* sample) {
     output.has_token = true;
     output.token = sample->token;
     output.sample = sample;
+    output.brings_prompt_scores = request.params.prompt_logprobs >= 0 && !request.prompt_scores_reported;
+    request.prompt_scores_reported |= output.brings_prompt_scores;
     if (!request.counts.empty()) request.counts[static_cast<size_t>(output.index)].add_output(sample->token);
   }
   if (sequence.state == SequenceState::kFinished) {

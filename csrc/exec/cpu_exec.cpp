@@ -155,6 +155,14 @@ void CpuExec::gather_rows(TeamMember& member, const float* in, const int32_t* ro
   sync(member, num_rows);
 }
 
+void CpuExec::score(TeamMember& member, const ScoreParams& params) {
+  SamplerScratch& scratch = *members_[static_cast<size_t>(member.rank())].sampler;
+  const auto num_rows = static_cast<int64_t>(params.tokens.size());  // shared out as linear() shares rows out
+  for (int64_t i = member.share_begin(num_rows); i < member.share_end(num_rows); ++i)
+    score_row(params.logits + i * params.vocab_size, scratch, params.tokens[static_cast<size_t>(i)]);
+  member.barrier();  // other rows take the place of these
+}
+
 void CpuExec::sample(TeamMember& member, const SampleParams& params) {
   SamplerScratch& scratch = *members_[static_cast<size_t>(member.rank())].sampler;
   const auto num_rows = static_cast<int64_t>(params.rows.size());  // shared out as linear() shares rows out

@@ -44,6 +44,7 @@ class CpuExec final : public Exec {
   void gather_rows(TeamMember& member, const float* in, const int32_t* rows, float* out, int32_t num_rows,
                    int32_t size) override;
   void all_reduce(TeamMember&, float*, int64_t) override {}
+  void score(TeamMember& member, const ScoreParams& params) override;
   void sample(TeamMember& member, const SampleParams& params) override;
 
  private:

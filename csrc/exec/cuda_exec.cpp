@@ -212,6 +212,16 @@ void CudaExec::gather_rows(TeamMember&, const float* in, const int32_t* rows, fl
   check_cuda(cuda::gather_rows(in, rows, out, num_rows, size, stream_), "gather_rows");
 }
 
+// On the host: it is asked for seldom.
+void CudaExec::score(TeamMember&, const ScoreParams& params) {
+  const ProfilerRange range("score");
+  const auto vocab = static_cast<size_t>(params.vocab_size);
+  for (size_t i = 0; i < params.tokens.size(); ++i) {
+    download(logits_row_.as<void>(), params.logits + i * vocab, vocab * sizeof(float));
+    score_row(logits_row_.as<float>(), host_sampler_, params.tokens[i]);
+  }
+}
+
 void CudaExec::sample(TeamMember&, const SampleParams& params) {
   const ProfilerRange range("sample");
   samples_ = params;
@@ -242,6 +252,7 @@ void CudaExec::take_samples() {
       result.token = sampled.token;
       result.failed = sampled.failed != 0;
       result.logprob = sampled.logprob;
+      result.rank = 0;
       result.num_top = 0;
       continue;
     }

@@ -27,7 +27,7 @@ size_t CudaStepInputs::max_bytes(const ExecOptions& options, const AttentionPlan
            aligned(items * static_cast<int64_t>(sizeof(AttentionMerge)));
   };
   const int64_t sample_bytes = static_cast<int64_t>(sizeof(cuda::SampleRowParams)) + 4 + 4 * cuda::kMaxMaskedTokens;
-  return static_cast<size_t>(2 * aligned(tokens * 4) + aligned(tokens * 8) + aligned((sequences + 1) * 4) +
+  return static_cast<size_t>(3 * aligned(tokens * 4) + aligned(tokens * 8) + aligned((sequences + 1) * 4) +
                              aligned(sequences * 4) + aligned(sequences * options.max_blocks_per_sequence * 4) +
                              aligned(samples * 4) + attention_bytes(tokens) + attention_bytes(samples) +
                              3 * aligned(samples * sample_bytes));
@@ -70,6 +70,7 @@ const ForwardBatch& CudaStepInputs::pack(const ForwardBatch& batch, const Sample
   batch_.seq_lens = put(batch.seq_lens, batch.num_sequences);
   batch_.block_tables = put(batch.block_tables, batch.num_sequences * batch.block_table_stride);
   batch_.sample_rows = put(batch.sample_rows, batch.num_sample_rows);
+  batch_.scored_rows = put(batch.scored_rows, batch.num_scored_rows);
   batch_.attention = put(batch.attention);
   batch_.sample_attention = put(batch.sample_attention);
   pack_samples(samples);

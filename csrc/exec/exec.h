@@ -72,6 +72,13 @@ struct SampleParams {
   SampleResult* results = nullptr;  // [num_rows], on the host
 };
 
+// How likely tokens were that came by themselves, one for each logits row.
+struct ScoreParams {
+  const float* logits = nullptr;  // [num_rows, vocab_size]
+  int32_t vocab_size = 0;
+  std::span<const ScoredToken> tokens;  // [num_rows]
+};
+
 // Block transfers between the pools of all layers, which are alike but for the number of their blocks.
 struct TransferParams {
   std::span<const KvCacheView> pools[2];     // by kDevicePool and kHostPool: [num_layers]
@@ -143,6 +150,7 @@ class Exec {
   virtual void gather_rows(TeamMember& member, const float* in, const int32_t* rows, float* out, int32_t num_rows,
                            int32_t size) = 0;
   virtual void all_reduce(TeamMember& member, float* data, int64_t count) = 0;  // nothing to do alone
+  virtual void score(TeamMember& member, const ScoreParams& params) = 0;
   virtual void sample(TeamMember& member, const SampleParams& params) = 0;
 };
 

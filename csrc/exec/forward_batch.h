@@ -21,6 +21,8 @@ struct ForwardBatch {
   int64_t block_table_stride = 0;
   int64_t block_table_group_stride = 0;
   const int32_t* sample_rows = nullptr;      // [S], increasing
+  int32_t num_scored_rows = 0;  // P: rows whose logits say how likely the prompt's next token was
+  const int32_t* scored_rows = nullptr;      // [P]
   AttentionWork attention;         // all tokens: out_row equals query_row
   AttentionWork sample_attention;  // sampled rows only: out_row counts sample rows
 };

@@ -103,6 +103,10 @@ void ProfiledExec::all_reduce(TeamMember& member, float* data, int64_t count) {
   measure(member, Operation::kAllReduce, [&] { exec_->all_reduce(member, data, count); });
 }
 
+void ProfiledExec::score(TeamMember& member, const ScoreParams& params) {
+  measure(member, Operation::kScore, [&] { exec_->score(member, params); });
+}
+
 void ProfiledExec::sample(TeamMember& member, const SampleParams& params) {
   measure(member, Operation::kSample, [&] { exec_->sample(member, params); });
 }

@@ -25,13 +25,14 @@ enum class Operation : uint8_t {
   kLinearDown,
   kLinearLmHead,
   kRescore,
+  kScore,
   kSample,
 };
 
 inline constexpr const char* kOperationNames[] = {"transfer_blocks", "embedding",     "quantize_rows",  "rms_norm",
                                                   "linear_qkv",      "rope_kv_write", "attention",      "gather_rows",
                                                   "linear_o",        "all_reduce",    "linear_gate_up", "linear_down",
-                                                  "linear_lm_head",  "rescore",       "sample"};
+                                                  "linear_lm_head",  "rescore",       "score",          "sample"};
 inline constexpr size_t kNumOperations = std::size(kOperationNames);
 
 // Of one operation on one thread.
@@ -81,6 +82,7 @@ class ProfiledExec final : public Exec {
   void gather_rows(TeamMember& member, const float* in, const int32_t* rows, float* out, int32_t num_rows,
                    int32_t size) override;
   void all_reduce(TeamMember& member, float* data, int64_t count) override;
+  void score(TeamMember& member, const ScoreParams& params) override;
   void sample(TeamMember& member, const SampleParams& params) override;
 
  private:

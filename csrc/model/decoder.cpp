@@ -9,6 +9,13 @@
 
 namespace steploop {
 
+namespace {
+
+// Past the last layer's keys and values only the sampled rows matter, unless others are scored.
+bool all_rows_matter(const ForwardBatch& batch) { return batch.num_scored_rows > 0; }
+
+}  // namespace
+
 template <class Allocate>
 Decoder::Activations Decoder::take_activations(const ModelConfig& config, DType dtype, const Limits& limits,
                                                Allocate allocate) {
@@ -117,12 +124,29 @@ void Decoder::forward(TeamMember& member, const ForwardBatch& batch) {
     attention_block(member, batch, i);
     mlp_block(member, model_.layers()[i], z_.x, batch.num_tokens);
   }
-  // Past the last layer's keys and values only the sampled rows matter.
   attention_block(member, batch, last);
-  if (batch.num_sample_rows == 0) return;
-  mlp_block(member, model_.layers()[last], z_.x_sampled, batch.num_sample_rows);
+  if (all_rows_matter(batch)) {
+    mlp_block(member, model_.layers()[last], z_.x, batch.num_tokens);
+    member.barrier();  // what follows gathers rows that other members have made
+  } else if (batch.num_sample_rows > 0) {
+    mlp_block(member, model_.layers()[last], z_.x_sampled, batch.num_sample_rows);
+  }
+}
+
+void Decoder::scored_logits(TeamMember& member, const ForwardBatch& batch, int32_t first, int32_t count) {
+  exec_.gather_rows(member, z_.x, batch.scored_rows + first, z_.x_sampled, count, config_.hidden_size);
+  output_layer(member, count);
+}
+
+void Decoder::sample_logits(TeamMember& member, const ForwardBatch& batch) {
+  if (all_rows_matter(batch))
+    exec_.gather_rows(member, z_.x, batch.sample_rows, z_.x_sampled, batch.num_sample_rows, config_.hidden_size);
+  output_layer(member, batch.num_sample_rows);
+}
+
+void Decoder::output_layer(TeamMember& member, int32_t num_rows) {
   const Weight& head = model_.lm_head();
-  const int32_t num_rows = batch.num_sample_rows, hidden = config_.hidden_size, vocab = config_.vocab_size;
+  const int32_t hidden = config_.hidden_size, vocab = config_.vocab_size;
   norm(member, model_.final_norm(), z_.x_sampled, num_rows, {});
   quantize(member, head, z_.normed, hidden, num_rows);
   linear(member, head, z_.normed, hidden, z_.logits, vocab, num_rows);
@@ -147,15 +171,15 @@ void Decoder::attention_block(TeamMember& member, const ForwardBatch& batch, siz
   rope.num_heads = config_.num_heads;
   exec_.rope_kv_write(member, layer.q_norm.get(), layer.k_norm.get(), rope);
 
-  const bool last = index + 1 == model_.layers().size();
-  const int32_t num_rows = last ? batch.num_sample_rows : batch.num_tokens;
+  const bool sampled_only = index + 1 == model_.layers().size() && !all_rows_matter(batch);
+  const int32_t num_rows = sampled_only ? batch.num_sample_rows : batch.num_tokens;
   if (num_rows == 0) return;
   AttentionParams attention;
   attention.q = z_.q;
   attention.kv = kv_[index];
   attention.block_tables = batch.block_tables;
   attention.block_table_stride = batch.block_table_stride;
-  attention.work = last ? batch.sample_attention : batch.attention;
+  attention.work = sampled_only ? batch.sample_attention : batch.attention;
   attention.out = z_.attended;
   attention.out_dtype = dtype_;
   attention.num_heads = config_.num_heads;
@@ -163,7 +187,7 @@ void Decoder::attention_block(TeamMember& member, const ForwardBatch& batch, siz
   exec_.attention(member, attention);
 
   float* x = z_.x;
-  if (last) {
+  if (sampled_only) {
     exec_.gather_rows(member, z_.x, batch.sample_rows, z_.x_sampled, num_rows, config_.hidden_size);
     x = z_.x_sampled;
   }

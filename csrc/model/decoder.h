@@ -28,9 +28,14 @@ class Decoder {
   // Takes activations, logits, the KV cache and the host pool from the exec. Both must outlive this.
   Decoder(const Model& model, Exec& exec, const Limits& limits);
 
-  // Every member of exec's team calls these: first what the step moves, then the pass. Afterwards logits() holds one row per sample row.
+  // Every member of exec's team calls these: first what the step moves, then the pass through the layers. After it the
+  // output layer, as often as there is something to do with its logits() before the next time.
   void transfer(TeamMember& member, std::span<const BlockTransfer> transfers);
   void forward(TeamMember& member, const ForwardBatch& batch);
+  // logits(): one row for each of scored_rows[first, first + count), at most max_num_sample_rows.
+  void scored_logits(TeamMember& member, const ForwardBatch& batch, int32_t first, int32_t count);
+  // logits(): one row for each sample row.
+  void sample_logits(TeamMember& member, const ForwardBatch& batch);
 
   float* logits() const { return z_.logits; }  // [max_num_sample_rows, vocab_size]
 
@@ -53,6 +58,7 @@ class Decoder {
   static Activations take_activations(const ModelConfig& config, DType dtype, const Limits& limits, Allocate allocate);
   void make_rope_table(int32_t max_position);
   void attention_block(TeamMember& member, const ForwardBatch& batch, size_t layer);
+  void output_layer(TeamMember& member, int32_t num_rows);  // of x_sampled
   void mlp_block(TeamMember& member, const LayerWeights& layer, float* x, int32_t num_rows);
   // out: where the norm of x goes; without memory, to z_.normed.
   void norm(TeamMember& member, const Weight& weight, float* x, int32_t num_rows, const QuantizedRows& out);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "sample/philox.h"
 #include "sample/process_logits.h"
@@ -33,6 +34,49 @@ SamplerScratch::SamplerScratch(int32_t vocab_size)
       block_sum_(std::make_unique_for_overwrite<double[]>(num_row_blocks(vocab_size))),
       candidates_(std::make_unique_for_overwrite<Candidate[]>(vocab_size)) {}
 
+// What the model itself gave a row's tokens.
+class RowLogprobs {
+ public:
+  // block_max: of scan_row, and stays what it was.
+  RowLogprobs(const float* logits, SamplerScratch& scratch, float max)
+      : scratch_(scratch),
+        logits_(logits),
+        size_(scratch.vocab_size()),
+        log_sum_(max + std::log(exp_sum(logits, size_, max, 1.0f, scratch.block_sum_.get()))) {}
+
+  void find(TokenId token, SampleResult& result) const {
+    result.logprob = static_cast<float>(logits_[token] - log_sum_);
+    result.rank = 1;
+    for (int32_t i = 0; i < size_; ++i)
+      result.rank += logits_[i] > logits_[token] || (logits_[i] == logits_[token] && i < token);
+  }
+
+  void find_top(int32_t count, SampleResult& result) const {
+    result.num_top = 0;
+    if (count == 0) return;
+    const int32_t num_blocks = num_row_blocks(size_);
+    const float lowest =
+        lower_bound_of_largest(scratch_.block_max_.get(), num_blocks, count, scratch_.block_buffer_.get());
+    SamplerScratch::Candidate* const begin = scratch_.candidates_.get();
+    SamplerScratch::Candidate* end = begin;
+    for (int32_t block = 0; block < num_blocks; ++block) {
+      if (scratch_.block_max_[block] < lowest) continue;
+      for (int32_t i = block * kRowBlock; i < std::min(size_, (block + 1) * kRowBlock); ++i)
+        if (logits_[i] >= lowest && logits_[i] != -kInfinity) *end++ = {logits_[i], i, 0, 0};
+    }
+    result.num_top = static_cast<int32_t>(std::min<int64_t>(count, end - begin));
+    std::partial_sort(begin, begin + result.num_top, end, ranks_before<SamplerScratch::Candidate>);
+    for (int32_t i = 0; i < result.num_top; ++i)
+      result.top[i] = {begin[i].token, static_cast<float>(begin[i].logit - log_sum_)};
+  }
+
+ private:
+  SamplerScratch& scratch_;
+  const float* logits_;
+  const int32_t size_;
+  const double log_sum_;
+};
+
 // One call of sample_row.
 class RowSampler {
  public:
@@ -42,15 +86,16 @@ class RowSampler {
   void run(SampleResult& result) {
     result.token = -1;
     result.logprob = 0;
+    result.rank = 0;
     result.num_top = 0;
     RowScan scan = scan_row(logits_, size_, scratch_.block_max_.get());
     result.failed = !scan.finite || scan.max == -kInfinity;
     if (result.failed) return;
 
-    double log_sum = 0;
+    std::optional<RowLogprobs> logprobs;
     if (params_.logprobs >= 0) {
-      log_sum = scan.max + std::log(exp_sum(logits_, size_, scan.max, 1.0f, scratch_.block_sum_.get()));
-      find_top(log_sum, result);
+      logprobs.emplace(row_.logits, scratch_, scan.max);
+      logprobs->find_top(params_.logprobs, result);
     }
     if (changes_logits(row_)) {
       logits_ = scratch_.logits_.get();
@@ -64,7 +109,7 @@ class RowSampler {
     }
     result.token =
         params_.is_greedy() ? first_max(logits_, size_, scratch_.block_max_.get(), scan.max) : draw(scan.max);
-    if (params_.logprobs >= 0) result.logprob = static_cast<float>(row_.logits[result.token] - log_sum);
+    if (logprobs) logprobs->find(result.token, result);
   }
 
  private:
@@ -82,22 +127,6 @@ class RowSampler {
   float bound_of_largest(int32_t count) {
     return lower_bound_of_largest(scratch_.block_max_.get(), num_row_blocks(size_), count,
                                   scratch_.block_buffer_.get());
-  }
-
-  void find_top(double log_sum, SampleResult& result) {
-    if (params_.logprobs == 0) return;
-    const float lowest = bound_of_largest(params_.logprobs);
-    Candidate* const begin = scratch_.candidates_.get();
-    Candidate* end = begin;
-    for (int32_t block = 0; block < num_row_blocks(size_); ++block) {
-      if (scratch_.block_max_[block] < lowest) continue;
-      for (int32_t i = block * kRowBlock; i < std::min(size_, (block + 1) * kRowBlock); ++i)
-        if (logits_[i] >= lowest && logits_[i] != -kInfinity) *end++ = {logits_[i], i, 0, 0};
-    }
-    result.num_top = static_cast<int32_t>(std::min<int64_t>(params_.logprobs, end - begin));
-    std::partial_sort(begin, begin + result.num_top, end, ranks_before<Candidate>);
-    for (int32_t i = 0; i < result.num_top; ++i)
-      result.top[i] = {begin[i].token, static_cast<float>(begin[i].logit - log_sum)};
   }
 
   TokenId draw(float max) {
@@ -212,6 +241,21 @@ class RowSampler {
   int32_t num_candidates_ = 0;
   int32_t last_bucket_ = 0;  // the last one that is not empty, or in which a cut fell
 };
+
+void score_row(const float* logits, SamplerScratch& scratch, const ScoredToken& token) {
+  SampleResult& result = *token.result;
+  result.token = token.token;
+  const RowScan scan = scan_row(logits, scratch.vocab_size(), scratch.block_max_.get());
+  result.failed = !scan.finite || scan.max == -kInfinity;
+  if (result.failed) {
+    result.logprob = std::numeric_limits<float>::quiet_NaN();
+    result.rank = result.num_top = 0;
+    return;
+  }
+  const RowLogprobs logprobs(logits, scratch, scan.max);
+  logprobs.find_top(token.num_top, result);
+  logprobs.find(token.token, result);
+}
 
 void sample_row(const SampleRow& row, SamplerScratch& scratch, SampleResult& result) {
   RowSampler(row, scratch).run(result);

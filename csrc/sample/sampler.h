@@ -46,8 +46,17 @@ struct SampleResult {
   TokenId token = -1;
   bool failed = false;  // a NaN or +inf in the row, or no token that may come; then nothing else holds a value
   float logprob = 0;  // of the token, if params->logprobs >= 0
+  int32_t rank = 0;  // of the token in the row as it came, from 1; 0: not counted (on a GPU, with params->logprobs 0)
   int32_t num_top = 0;  // tokens of logit -inf are left out
   TopLogprob top[kMaxTopLogprobs];  // by rank
+};
+
+// A token that came by itself, and how likely it was: its result is that of a row which chose it. A NaN or +inf in the
+// row: failed, and the logprob is NaN.
+struct ScoredToken {
+  TokenId token = -1;
+  int32_t num_top = 0;  // the most likely tokens to name, up to kMaxTopLogprobs
+  SampleResult* result = nullptr;
 };
 
 // Working memory of one thread, taken once.
@@ -58,6 +67,8 @@ class SamplerScratch {
 
  private:
   friend class RowSampler;
+  friend class RowLogprobs;
+  friend void score_row(const float* logits, SamplerScratch& scratch, const ScoredToken& token);
 
   // A token that may survive top_k and top_p.
   struct Candidate {
@@ -82,6 +93,7 @@ class SamplerScratch {
   Bucket buckets_[kNumBuckets];
 };
 
+void score_row(const float* logits /* [vocab_size] */, SamplerScratch& scratch, const ScoredToken& token);
 void sample_row(const SampleRow& row, SamplerScratch& scratch, SampleResult& result);
 
 }  // namespace steploop

@@ -58,8 +58,12 @@ void SamplingParams::validate() const {
   if (min_tokens > max_tokens)
     throw InvalidRequestError(concat("min_tokens must be <= max_tokens (", max_tokens, "), got ", min_tokens));
   for (const TokenId id : stop_token_ids) require(id >= 0, "stop_token_ids must be >= 0", std::to_string(id));
-  if (logprobs < -1 || logprobs > kMaxTopLogprobs)
-    throw InvalidRequestError(concat("logprobs must be in 0..", kMaxTopLogprobs, ", or None, got ", logprobs));
+  const auto check_logprobs = [](const char* name, int32_t count) {
+    if (count < -1 || count > kMaxTopLogprobs)
+      throw InvalidRequestError(concat(name, " must be in 0..", kMaxTopLogprobs, ", or None, got ", count));
+  };
+  check_logprobs("logprobs", logprobs);
+  check_logprobs("prompt_logprobs", prompt_logprobs);
 }
 
 }  // namespace steploop

@@ -30,6 +30,7 @@ struct SamplingParams {
   std::vector<TokenId> stop_token_ids;  // end the request, beside the model's eos tokens
   bool ignore_eos = false;  // the model's eos tokens do not end the request
   int32_t logprobs = -1;  // -1: none; 0: of the chosen token; N: and of the N most likely
+  int32_t prompt_logprobs = -1;  // the same, of each token of the prompt but the first
 
   static constexpr double kGreedyTemperature = 1e-5;
 

@@ -49,11 +49,11 @@ int32_t Scheduler::equal_share() const {
   return share;
 }
 
-// num_prompts: those that will share the budget already.
+// Asked while some of the budget is left. num_prompts: those that will share it already.
 bool Scheduler::has_tokens_for(const Sequence& newcomer, int32_t num_prompts) const {
   if (!config_.enable_chunked_prefill) return newcomer.num_uncomputed_tokens() <= budget_left_;
   if (config_.prompt_sharing == PromptSharing::kEqualProgress) return num_prompts < budget_left_;
-  return budget_left_ > 0;
+  return true;
 }
 
 // Without chunks, prompts have steps of their own, in which nobody decodes; between two of them others have a turn.

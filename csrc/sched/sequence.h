@@ -1,6 +1,7 @@
 // One sequence of tokens on its way through the scheduler.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -42,6 +43,7 @@ struct SequenceOptions {
   std::string tenant;      // QueueOrderKind::kFair: whose turn it takes
   uint64_t cache_key = 0;  // cached blocks are shared only among sequences of one key
   int64_t deadline_us = kNoDeadline;  // on the clock of schedule(): from then on it ends with kTimeout
+  bool scores_prompt = false;  // all of its prompt is computed, though the cache may have it
 };
 
 struct Tenant;  // fair_order.h
@@ -88,6 +90,12 @@ struct alignas(64) Sequence {
   int32_t num_output_tokens() const { return num_tokens() - num_prompt_tokens; }
   int32_t num_uncomputed_tokens() const { return num_tokens() - num_computed_tokens; }
   bool is_swapped_out() const { return !host_blocks.empty(); }
+  // Those whose KV it may take from the cache. One token at least is computed, for its logits; one whose prompt is scored
+  // takes back only what it has computed before.
+  int32_t num_reusable_tokens() const {
+    const int32_t most = is_swapped_out() ? num_computed_tokens : num_tokens() - 1;
+    return options.scores_prompt ? std::min(most, num_ever_computed_tokens) : most;
+  }
   // The last token is all there is to compute, and it is an output.
   bool is_decoding() const { return num_uncomputed_tokens() == 1 && num_output_tokens() > 0; }
 

@@ -8,10 +8,8 @@
 namespace steploop {
 namespace {
 
-// Its tokens whose blocks it may take from the cache. One token at least is computed, for its logits.
 std::span<const TokenId> reusable_tokens(const Sequence& sequence) {
-  const int32_t num_tokens = sequence.is_swapped_out() ? sequence.num_computed_tokens : sequence.num_tokens() - 1;
-  return std::span(sequence.tokens).first(static_cast<size_t>(num_tokens));
+  return std::span(sequence.tokens).first(static_cast<size_t>(sequence.num_reusable_tokens()));
 }
 
 // A sample that was computed before has tokens of its own, and one that was swapped out has the prompt already.

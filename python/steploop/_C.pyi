@@ -58,6 +58,7 @@ class SamplingParams:
         stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         ignore_eos: bool = False,
         logprobs: typing.SupportsInt | typing.SupportsIndex | None = None,
+        prompt_logprobs: typing.SupportsInt | typing.SupportsIndex | None = None,
     ) -> None: ...
     def __repr__(self) -> str: ...
     @property
@@ -82,6 +83,8 @@ class SamplingParams:
     def n(self) -> int: ...
     @property
     def presence_penalty(self) -> float: ...
+    @property
+    def prompt_logprobs(self) -> int | None: ...
     @property
     def repetition_penalty(self) -> float: ...
     @property
@@ -546,6 +549,16 @@ class StepOutput:
         """
     @property
     def num_preemptions(self) -> int: ...
+    @property
+    def prompt_logprobs(self) -> typing.Any:
+        """
+        Once for a request that asked, with its first token: (log-probability, rank, most likely ones) of each token of the prompt but the first. Else None.
+        """
+    @property
+    def ranks(self) -> list:
+        """
+        Of the new tokens, from 1, None where the device did not count; empty unless logprobs was set.
+        """
     @property
     def request_finished(self) -> bool:
         """

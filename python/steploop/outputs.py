@@ -11,7 +11,7 @@ class Logprob:
 
     logprob: float
     rank: int | None
-    """1 for the most likely token; None where it lies beyond the logprobs asked for."""
+    """1 for the most likely token; None where it was not counted: on a GPU, with `logprobs=0`."""
     decoded_token: str | None
     """The token's own text; None without a tokenizer."""
 
@@ -76,6 +76,9 @@ class RequestOutput:
     prompt: str | None
     """The prompt's text, of a conversation what the chat template made of it; None where only token ids were given."""
     prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    """Per token of the prompt: itself and the most likely ones in its place, by id; None for the first, which comes
+    after nothing. None unless `prompt_logprobs` was set, and before the first new token."""
     outputs: list[CompletionOutput]
     """One for each of `SamplingParams.n`, by index."""
     finished: bool

@@ -41,6 +41,8 @@ class RequestState:
         self._samples = [_Sample(index, prompt_token_ids, params, tokenizer) for index in range(params.n)]
         self._arrival_time = math.nan
         self._num_cached_tokens = 0
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._tokenizer = tokenizer
 
     def update(self, step_outputs: Sequence[_C.StepOutput]) -> RequestOutput:
         """Takes in what a step brought to any of the samples and returns the request's state after it."""
@@ -53,6 +55,12 @@ class RequestState:
             # That of the first sample: the others fork from it, or find in the cache what it computed.
             if step_output.index == 0:
                 self._num_cached_tokens = step_output.num_cached_tokens
+            if step_output.prompt_logprobs is not None:
+                scored = zip(self.prompt_token_ids[1:], step_output.prompt_logprobs, strict=True)
+                self._prompt_logprobs = [
+                    None,
+                    *(_describe(token_id, *score, tokenizer=self._tokenizer) for token_id, score in scored),
+                ]
             if sample.update(step_output) and not step_output.finished:
                 self.stopped.append(step_output.index)
         return self._output()
@@ -91,6 +99,7 @@ class RequestState:
             request_id=self.request_id,
             prompt=self._prompt,
             prompt_token_ids=self.prompt_token_ids,
+            prompt_logprobs=self._prompt_logprobs,
             outputs=outputs,
             finished=finished,
             num_cached_tokens=self._num_cached_tokens,
@@ -183,15 +192,23 @@ class _Sample:
         )
 
     def _add_logprobs(self, step_output: _C.StepOutput) -> None:
-        for index, (token_id, logprob) in enumerate(zip(step_output.token_ids, step_output.logprobs, strict=True)):
+        tops = step_output.top_logprobs or [[]] * len(step_output.token_ids)
+        for token_id, logprob, rank, top in zip(
+            step_output.token_ids, step_output.logprobs, step_output.ranks, tops, strict=True
+        ):
             self._cumulative_logprob += logprob
-            top = step_output.top_logprobs[index] if step_output.top_logprobs else []
-            entry = {
-                other: Logprob(value, rank, self._token_text(other)) for rank, (other, value) in enumerate(top, start=1)
-            }
-            if token_id not in entry:
-                entry[token_id] = Logprob(logprob, None, self._token_text(token_id))
-            self._logprobs.append(entry)
+            self._logprobs.append(_describe(token_id, logprob, rank, top, tokenizer=self._tokenizer))
 
-    def _token_text(self, token_id: int) -> str | None:
-        return None if self._tokenizer is None else self._tokenizer.decode([token_id])
+
+def _describe(
+    token_id: int, logprob: float, rank: int | None, top: list[tuple[int, float]], *, tokenizer: Tokenizer | None
+) -> dict[int, Logprob]:
+    """A token and the most likely ones in its place, those first."""
+
+    def text(of: int) -> str | None:
+        return None if tokenizer is None else tokenizer.decode([of])
+
+    entry = {other: Logprob(value, place, text(other)) for place, (other, value) in enumerate(top, start=1)}
+    if token_id not in entry:
+        entry[token_id] = Logprob(logprob, rank, text(token_id))
+    return entry

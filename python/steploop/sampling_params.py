@@ -85,6 +85,9 @@ class SamplingParams:
     """Go on past the model's end-of-sequence tokens."""
     logprobs: int | None = None
     """Return log-probabilities of the chosen token and of this many most likely ones; 0 to 20."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, each after those before it. The prompt is computed as a whole, whatever the
+    prefix cache has of it."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text (they stay in `token_ids`)."""
     spaces_between_special_tokens: bool = True
@@ -114,7 +117,8 @@ class SamplingParams:
             raise InvalidRequestError(
                 f"min_tokens must be <= max_tokens, got min_tokens {self.min_tokens} and max_tokens {self.max_tokens}"
             )
-        self._integer("logprobs", low=0, high=MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            self._integer(name, low=0, high=MAX_LOGPROBS)
         if self.truncate_prompt_tokens != -1:
             self._integer("truncate_prompt_tokens", low=1)
         for name in _FLAGS:
@@ -198,6 +202,7 @@ _NATIVE = (
     "stop_token_ids",
     "ignore_eos",
     "logprobs",
+    "prompt_logprobs",
 )
 """Fields that the native class has under the same names."""
 

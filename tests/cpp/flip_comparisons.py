@@ -66,11 +66,6 @@ EQUIVALENT = {
         "if (a->num_output_tokens() != b->num_output_tokens()) return a->num_output_tokens() < b->num_output_tokens();",
         "< to <=",
     ): _GUARDED,
-    (
-        "sched/starting.cpp",
-        "while (has_place() && (budget_left_ > 0 || policy_->fills_batch_at_once())) {",
-        "> to >=",
-    ): ("has_tokens_for() asks again, of the one that would be next"),
     ("sched/admission.cpp", "return a->arrival_number > b->arrival_number;", "> to >="): _DISTINCT,
     (
         "sched/fair_order.h",

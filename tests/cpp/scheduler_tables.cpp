@@ -142,6 +142,7 @@ class Runner {
     options.read("priority", given.priority);
     options.read("key", given.cache_key);
     options.read("deadline", given.deadline_us);
+    options.read("scores_prompt", given.scores_prompt);
     given.tenant = options.text("tenant");
     if (const std::string token = options.text("stop"); !token.empty()) stop.stop_token_ids = {number<TokenId>(token)};
     if (const std::string token = options.text("eos"); !token.empty()) stop.eos_token_ids = {number<TokenId>(token)};

@@ -232,7 +232,8 @@ def test_logprobs(engine: LLMEngine) -> None:
         assert token in entry
         assert 5 <= len(entry) <= 6
         ranks = sorted(item.rank for item in entry.values() if item.rank is not None)
-        assert ranks == [1, 2, 3, 4, 5]
+        assert ranks[:5] == [1, 2, 3, 4, 5]
+        assert len(ranks) == len(entry)
         by_rank = {item.rank: item.logprob for item in entry.values()}
         assert [by_rank[rank] for rank in ranks] == sorted((by_rank[rank] for rank in ranks), reverse=True)
         assert all(item.logprob <= 0 for item in entry.values())

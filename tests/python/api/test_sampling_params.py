@@ -97,6 +97,8 @@ def test_accepted(field: str, value: Any) -> None:
         ("ignore_eos", 1, "ignore_eos must be True or False, got 1"),
         ("logprobs", -1, "logprobs must be >= 0, got -1"),
         ("logprobs", 21, "logprobs must be <= 20, got 21"),
+        ("prompt_logprobs", 21, "prompt_logprobs must be <= 20, got 21"),
+        ("prompt_logprobs", True, "prompt_logprobs must be an integer"),
         ("skip_special_tokens", None, "skip_special_tokens must be True or False"),
         ("detokenize", "yes", "detokenize must be True or False"),
         ("n", 0, "n must be >= 1, got 0"),

@@ -129,6 +129,36 @@ def test_sampling_on_the_device_draws_what_the_host_draws(checkpoints: Callable[
         assert all(token % 7 for token in results[0][key].token_ids[:3])
 
 
+def test_parameters_that_the_host_applies(checkpoints: Callable[[str], Path]) -> None:
+    """Penalties, biases and min_p, and the likelihood of a prompt: the same bits in chunks beside others as alone."""
+    params = {
+        "a": SamplingParams(repetition_penalty=1.4, frequency_penalty=0.5, seed=1, max_tokens=8, prompt_logprobs=2),
+        "b": SamplingParams(min_p=0.1, logit_bias={7: 2.0}, seed=2, max_tokens=8),
+        "c": SamplingParams(temperature=0, presence_penalty=1.0, max_tokens=8, prompt_logprobs=0, logprobs=1),
+        "d": SamplingParams(seed=4, max_tokens=8),
+    }
+    prompts = {name: [3 + (index * 7 + ord(name)) % 250 for index in range(25)] for name in params}
+
+    def serve(names: str, **settings: Any) -> dict[str, Any]:
+        outputs = {}
+        with LLMEngine(model=checkpoints("llama"), device="cuda", max_num_seqs=4, **settings) as engine:
+            for name in names:
+                engine.add_request(name, prompts[name], params[name])
+            while engine.has_unfinished_requests():
+                outputs |= {output.request_id: output for output in engine.step()}
+        return outputs
+
+    together = serve("abcd", max_num_batched_tokens=9)
+    for name in params:
+        assert together[name] == serve(name)[name]
+    scores = together["a"].prompt_logprobs
+    with LLMEngine(model=checkpoints("llama"), device="cpu", dtype="bfloat16", max_num_seqs=4) as engine:
+        engine.add_request("a", prompts["a"], params["a"])
+        [output] = engine.step()
+    for token, ours, cpus in zip(prompts["a"][1:], scores[1:], output.prompt_logprobs[1:], strict=True):
+        assert ours[token].logprob == pytest.approx(cpus[token].logprob, abs=0.1)
+
+
 def test_without_batch_invariance_torch_multiplies(
     checkpoints: Callable[[str], Path], emulated_device: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ WHOLE_STEP = {
     "linear_down": NUM_LAYERS,
     "linear_lm_head": 1,
     "rescore": 0,
+    "score": 0,
     "sample": 1,
 }
 STEP_WITHOUT_SAMPLES = {

@@ -13,7 +13,7 @@ def test_defaults():
     assert params.n == 1
     assert (params.temperature, params.top_k, params.top_p, params.seed) == (1.0, 0, 1.0, None)
     assert (params.max_tokens, params.min_tokens, params.stop_token_ids) == (16, 0, [])
-    assert (params.ignore_eos, params.logprobs) == (False, None)
+    assert (params.ignore_eos, params.logprobs, params.prompt_logprobs) == (False, None, None)
     assert (params.min_p, params.repetition_penalty) == (0.0, 1.0)
     assert (params.presence_penalty, params.frequency_penalty) == (0.0, 0.0)
     assert (params.logit_bias, params.allowed_token_ids, params.bad_words) == ([], [], [])
@@ -38,6 +38,7 @@ def test_fields_read_back_as_given():
         "stop_token_ids": [3, 0],
         "ignore_eos": True,
         "logprobs": 20,
+        "prompt_logprobs": 0,
     }
     params = SamplingParams(**values)
     assert {name: getattr(params, name) for name in values} == values
@@ -80,6 +81,8 @@ def test_fields_cannot_be_written():
         ({"min_tokens": 17}, r"min_tokens must be <= max_tokens \(16\), got 17"),
         ({"stop_token_ids": [1, -7]}, "stop_token_ids must be >= 0, got -7"),
         ({"logprobs": 21}, r"logprobs must be in 0..20, or None, got 21"),
+        ({"prompt_logprobs": 21}, r"prompt_logprobs must be in 0..20, or None, got 21"),
+        ({"prompt_logprobs": -1}, r"prompt_logprobs must be in 0..20, or None, got -1"),
         ({"logprobs": -1}, r"logprobs must be in 0..20, or None, got -1"),
     ],
 )
