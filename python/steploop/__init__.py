@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from steploop.outputs import CompletionOutput, Logprob, RequestMetrics, RequestO
 from steploop.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from steploop.async_engine import AsyncLLMEngine
     from steploop.engine import LLMEngine
     from steploop.llm import LLM
 
@@ -32,21 +34,19 @@ except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+unknown"
 
 
+# These need the native core and torch, which take seconds to import: only when they are used.
+_LATER = {"AsyncLLMEngine": "async_engine", "LLM": "llm", "LLMEngine": "engine"}
+
+
 def __getattr__(name: str) -> Any:
-    # These two need the native core and torch, which take seconds to import: only when they are used.
-    if name == "LLM":
-        from steploop.llm import LLM
-
-        return LLM
-    if name == "LLMEngine":
-        from steploop.engine import LLMEngine
-
-        return LLMEngine
+    if name in _LATER:
+        return getattr(import_module(f"steploop.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
     "LLM",
+    "AsyncLLMEngine",
     "CompletionOutput",
     "DuplicateRequestError",
     "EngineConfig",
