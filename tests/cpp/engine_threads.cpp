@@ -1,5 +1,5 @@
 // Requests added, aborted and counted from other threads while steps run, with limits at the door and a trace, for the
-// thread sanitizer; and that what each sample of a request gets does not depend on it.
+// thread sanitizer; and that what each sample of a request gets, and its prompt's likelihood, does not depend on it.
 #include <atomic>
 #include <cstdio>
 #include <map>
@@ -18,7 +18,8 @@ constexpr int kClients = 3, kRequests = 30, kMostQueued = 8;
 constexpr int kLongPrompt = 37;
 constexpr int kTokensToSplit = 256;  // of a step: from here on threads have rows of their own (cpu_exec.cpp)
 
-using Tokens = std::map<std::pair<std::string, int32_t>, std::vector<TokenId>>;  // by request and sample
+// By request and sample; of sample -1: the bits of the log-probabilities of the prompt.
+using Tokens = std::map<std::pair<std::string, int32_t>, std::vector<TokenId>>;
 
 SamplingParams params_of(int i) {
   SamplingParams params;
@@ -26,6 +27,11 @@ SamplingParams params_of(int i) {
   params.max_tokens = 1 + i % 12;
   params.seed = static_cast<uint64_t>(i);
   params.ignore_eos = true;
+  if (i % 3 == 1) {
+    params.prompt_logprobs = 2;
+    params.repetition_penalty = 1.3;
+    params.frequency_penalty = 0.5;
+  }
   return params;
 }
 
@@ -33,6 +39,9 @@ void step(Engine& engine, Tokens& tokens, int& num_ended) {
   engine.step([&](std::span<const StepOutput> outputs) {
     for (const StepOutput& output : outputs) {
       if (output.has_token) tokens[{output.request->id, output.index}].push_back(output.token);
+      if (output.brings_prompt_scores)
+        for (const SampleResult& score : output.request->prompt_scores)
+          tokens[{output.request->id, -1}].push_back(__builtin_bit_cast(TokenId, score.logprob));
       num_ended += output.request_finished;
     }
   });
