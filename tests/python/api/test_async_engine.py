@@ -55,6 +55,18 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen")
 
 
+def slow_down(engine: AsyncLLMEngine) -> AsyncLLMEngine:
+    """A request of 200 tokens takes a second, so that it still runs when a test comes to it."""
+    step = engine.engine.step
+
+    def slow_step() -> list[RequestOutput]:
+        time.sleep(0.005)
+        return step()
+
+    engine.engine.step = slow_step  # type: ignore[method-assign]
+    return engine
+
+
 def is_idle(engine: AsyncLLMEngine) -> bool:
     stats = engine.engine.stats()
     return not engine.engine.has_unfinished_requests() and stats["num_used_kv_blocks"] == 0
@@ -130,7 +142,7 @@ def test_a_slow_consumer_gets_the_newest_output(make_async: Callable[..., AsyncL
 
 def test_refusals_harm_nobody(make_async: Callable[..., AsyncLLMEngine]) -> None:
     async def serve() -> None:
-        engine = make_async()
+        engine = slow_down(make_async())
         stream = engine.generate([1, 2, 3], LONG, request_id="a")
         await anext(stream)
         with pytest.raises(DuplicateRequestError):
@@ -147,7 +159,7 @@ def test_refusals_harm_nobody(make_async: Callable[..., AsyncLLMEngine]) -> None
 
 def test_abort(make_async: Callable[..., AsyncLLMEngine]) -> None:
     async def serve() -> None:
-        engine = make_async()
+        engine = slow_down(make_async())
         stream = engine.generate([1, 2, 3], LONG, request_id="a")
         await anext(stream)
         await engine.abort(["a", "unknown"])
@@ -191,7 +203,7 @@ def test_a_step_that_fails_reaches_everyone(
     make_async: Callable[..., AsyncLLMEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def serve() -> None:
-        engine = make_async()
+        engine = slow_down(make_async())
 
         def fail() -> list[RequestOutput]:
             raise RuntimeError("out of luck")
