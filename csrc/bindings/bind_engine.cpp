@@ -186,12 +186,13 @@ int64_t activation_bytes(const ModelConfig& model, const std::string& dtype, con
 void add_request(Engine& engine, const py::str& request_id, std::vector<TokenId> token_ids,
                  const SamplingParams& params, std::optional<double> arrival_time, int32_t priority,
                  std::optional<std::string> tenant, std::optional<std::string> cache_salt,
-                 std::optional<double> deadline_ms) {
+                 std::optional<double> deadline_ms, std::optional<std::shared_ptr<TokenBitmask>> token_bitmask) {
   RequestOptions options;
   options.priority = priority;
   options.tenant = std::move(tenant);
   options.cache_salt = std::move(cache_salt);
   options.deadline_ms = deadline_ms;
+  if (token_bitmask) options.token_bitmask = std::move(*token_bitmask);
   if (arrival_time) {
     if (!(*arrival_time >= 0 && *arrival_time < 1e12))
       throw InvalidRequestError(concat("arrival_time must be seconds >= 0, got ", *arrival_time));
@@ -297,11 +298,12 @@ void bind_engine(py::module_& m) {
       .def(
           "add_request", &add_request, "request_id"_a, "token_ids"_a, "params"_a, "arrival_time"_a = py::none(),
           py::kw_only(), "priority"_a = 0, "tenant"_a = py::none(), "cache_salt"_a = py::none(),
-          "deadline_ms"_a = py::none(),
+          "deadline_ms"_a = py::none(), "token_bitmask"_a = py::none(),
           "Any thread, also while step() runs. arrival_time: seconds on time.monotonic's clock, default now. priority: "
           "the lower goes first with queue_order 'priority'. tenant: whose turn it takes with queue_order 'fair'. "
           "Cached prefixes are shared only among requests of one cache_salt; without, of one tenant; without either, "
           "among all such. deadline_ms: after arrival, from when on the request ends with 'timeout'. "
+          "token_bitmask: which tokens may come next, a row for each sample; each step reads it, write between steps. "
           "Raises InvalidRequestError, RequestTooLongError, DuplicateRequestError, QueueFullError.")
       .def("abort_request", &Engine::abort_request, "request_id"_a, "index"_a = py::none(),
            "Any thread. False if it is not in flight. The next step() reports every unfinished sample finished with "

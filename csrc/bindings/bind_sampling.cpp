@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <memory>
 #include <utility>
 
 #include "bindings/bindings.h"
@@ -11,6 +12,7 @@
 #include "sample/philox.h"
 #include "sample/process_logits.h"
 #include "sample/sampler.h"
+#include "sample/token_bitmask.h"
 
 namespace py = pybind11;
 
@@ -136,9 +138,23 @@ py::array_t<float> processed(const FloatRow& logits, const SamplingParams& param
   return out;
 }
 
+void bind_token_bitmask(py::module_& m) {
+  py::class_<TokenBitmask, std::shared_ptr<TokenBitmask>>(
+      m, "TokenBitmask", py::buffer_protocol(),
+      "Which tokens may come next in each sample of a request. A buffer of int32 [num_rows, ceil(vocab_size / 32)]: token "
+      "i is bit i % 32 of word i / 32. At first all may. Raises InvalidArgumentError for sizes below 1.")
+      .def(py::init<int32_t, int32_t>(), py::kw_only(), py::arg("num_rows"), py::arg("vocab_size"))
+      .def_buffer([](TokenBitmask& bitmask) {
+        const auto words = static_cast<py::ssize_t>(bitmask.words_per_row());
+        return py::buffer_info(reinterpret_cast<int32_t*>(bitmask.words()), {py::ssize_t{bitmask.num_rows()}, words},
+                               {words * py::ssize_t{sizeof(int32_t)}, py::ssize_t{sizeof(int32_t)}});
+      });
+}
+
 }  // namespace
 
 void bind_sampling(py::module_& m) {
+  bind_token_bitmask(m);
   py::class_<SamplingParams>(
       m, "SamplingParams",
       "How the tokens of one request are chosen and when it ends. n: samples of its prompt. top_k 0 or -1 keeps all "

@@ -25,6 +25,12 @@ void check_options(const RequestOptions& options) {
     throw InvalidRequestError(concat("deadline_ms must be finite and > 0, got ", *options.deadline_ms));
 }
 
+void check_bitmask(const TokenBitmask& bitmask, int32_t num_samples, int32_t vocab_size) {
+  if (bitmask.num_rows() != num_samples || bitmask.vocab_size() != vocab_size)
+    throw InvalidRequestError(concat("token_bitmask must be for ", num_samples, " samples of ", vocab_size,
+                                     " tokens, got ", bitmask.num_rows(), " of ", bitmask.vocab_size()));
+}
+
 int64_t deadline_of(const RequestOptions& options, int64_t arrival_us) {
   constexpr double kForeverMs = 1e15;  // its microseconds, and an arrival, fit 64 bits
   if (!options.deadline_ms || *options.deadline_ms >= kForeverMs) return kNoDeadline;
@@ -49,6 +55,7 @@ std::shared_ptr<Request> make_request(std::string id, const SamplingParams& para
   request->options.tenant = options.tenant.value_or("");
   request->options.deadline_us = deadline_of(options, request->arrival_us);
   request->num_unfinished = params.n;
+  request->token_bitmask = options.token_bitmask;
   return request;
 }
 
@@ -137,6 +144,7 @@ void Engine::add_request(std::string request_id, std::vector<TokenId> prompt, co
   check_params(params);
   check_token_ids(prompt);
   check_options(options);
+  if (options.token_bitmask) check_bitmask(*options.token_bitmask, params.n, model_config_.vocab_size);
   const std::shared_ptr<Request> request = make_request(std::move(request_id), params, config_.eos_token_ids, options);
   if (prompt.size() < static_cast<size_t>(config_.scheduler.max_model_len)) prepare_logits(*request, prompt);
 

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "sample/sampler.h"
 #include "sample/sampling_params.h"
+#include "sample/token_bitmask.h"
 #include "sched/sequence.h"
 
 namespace steploop {
@@ -19,6 +21,8 @@ struct RequestOptions {
   std::optional<std::string> cache_salt;  // cached blocks are shared among requests of one salt; without, of one tenant
   std::optional<double> deadline_ms;  // after arrival: from then on it ends with kTimeout; > 0
   std::optional<int64_t> arrival_us;  // steady clock; none: now
+  // A row a sample, read by each step: the caller may write it between two. Null: all tokens may come.
+  std::shared_ptr<const TokenBitmask> token_bitmask;
 };
 
 // Ids of the samples of one request: consecutive.
@@ -37,6 +41,7 @@ struct Request {
   SequenceOptions options;
   std::vector<TokenId> stop_token_ids;  // eos and the request's own: masked until min_tokens
   std::vector<uint32_t> allowed_bitmask;  // of allowed_token_ids; empty: all may come
+  std::shared_ptr<const TokenBitmask> token_bitmask;  // null: all may come
   std::vector<TokenCounts> counts;  // by sample, where there are penalties
   std::vector<SampleResult> prompt_scores;  // with prompt_logprobs: of each token of the prompt but the first
   int32_t num_prompt_scores = 0;  // that are there, whichever sample brought them

@@ -124,6 +124,7 @@ SampleParams Engine::build_samples(const SchedulerOutput& output) {
     row.mask_stop_tokens = sequence.num_output_tokens() < request.params.min_tokens;
     row.stop_token_ids = request.stop_token_ids;
     if (!request.allowed_bitmask.empty()) row.allowed_bitmask = request.allowed_bitmask.data();
+    if (request.token_bitmask) row.grammar_bitmask = request.token_bitmask->row(row.sample_index);
     if (!request.counts.empty()) row.counts = &request.counts[static_cast<size_t>(row.sample_index)];
     row.output_tokens = std::span(sequence.tokens).subspan(static_cast<size_t>(sequence.num_prompt_tokens));
     runner.sampled[static_cast<size_t>(n)].sequence = sequence.id;

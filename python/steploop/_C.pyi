@@ -21,6 +21,7 @@ __all__: list[str] = [
     "Scheduler",
     "SchedulerOutput",
     "StepOutput",
+    "TokenBitmask",
     "cuda_memory",
     "hash_block",
     "philox4x32",
@@ -28,6 +29,17 @@ __all__: list[str] = [
     "sample",
     "uniform",
 ]
+
+class TokenBitmask:
+    """
+    Which tokens may come next in each sample of a request. A buffer of int32 [num_rows, ceil(vocab_size / 32)]: token i is bit i % 32 of word i / 32. At first all may. Raises InvalidArgumentError for sizes below 1.
+    """
+    def __init__(
+        self,
+        *,
+        num_rows: typing.SupportsInt | typing.SupportsIndex,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
 
 class SamplingParams:
     """
@@ -658,9 +670,10 @@ class Engine:
         tenant: str | None = None,
         cache_salt: str | None = None,
         deadline_ms: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        token_bitmask: TokenBitmask | None = None,
     ) -> None:
         """
-        Any thread, also while step() runs. arrival_time: seconds on time.monotonic's clock, default now. priority: the lower goes first with queue_order 'priority'. tenant: whose turn it takes with queue_order 'fair'. Cached prefixes are shared only among requests of one cache_salt; without, of one tenant; without either, among all such. deadline_ms: after arrival, from when on the request ends with 'timeout'. Raises InvalidRequestError, RequestTooLongError, DuplicateRequestError, QueueFullError.
+        Any thread, also while step() runs. arrival_time: seconds on time.monotonic's clock, default now. priority: the lower goes first with queue_order 'priority'. tenant: whose turn it takes with queue_order 'fair'. Cached prefixes are shared only among requests of one cache_salt; without, of one tenant; without either, among all such. deadline_ms: after arrival, from when on the request ends with 'timeout'. token_bitmask: which tokens may come next, a row for each sample; each step reads it, write between steps. Raises InvalidRequestError, RequestTooLongError, DuplicateRequestError, QueueFullError.
         """
     def check_integrity(self) -> None:
         """

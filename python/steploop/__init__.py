@@ -22,6 +22,7 @@ from steploop.errors import (
 )
 from steploop.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from steploop.sampling_params import SamplingParams
+from steploop.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from steploop.async_engine import AsyncLLMEngine
@@ -63,6 +64,7 @@ __all__ = [
     "RequestTooLongError",
     "SamplingParams",
     "SteploopError",
+    "StructuredOutputsParams",
     "UnsupportedDeviceError",
     "UnsupportedModelError",
     "__version__",

@@ -129,6 +129,10 @@ def _add_generate(commands: argparse._SubParsersAction[_IntermixedParser]) -> No
     sampling.add_argument(
         "--bad-word", action="append", default=[], metavar="TEXT", help="never write this; may be repeated"
     )
+    sampling.add_argument("--json-schema", metavar="SCHEMA", help="write JSON of this schema (its text)")
+    sampling.add_argument("--regex", metavar="REGEX", help="write what matches this expression")
+    sampling.add_argument("--choice", action="append", metavar="TEXT", help="write one of these; repeat it for each")
+    sampling.add_argument("--grammar", metavar="GRAMMAR", help="write a `root` of this grammar in EBNF")
     sampling.add_argument("-n", "--n", type=int, default=1, metavar="N", help="answers to each prompt (default 1)")
     sampling.add_argument("--seed", type=int, metavar="N", help="make the draws repeatable")
     sampling.add_argument(

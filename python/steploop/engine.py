@@ -93,8 +93,14 @@ class LLMEngine:
         """The compute type in use."""
         self.quantization = quantization
         """How linear weights are stored; None: in the compute type."""
+        eos_token_ids = self._eos_token_ids(checkpoint.generation.eos_token_ids)
         self._preparation = Preparation(
-            self.config, checkpoint.generation.sampling, self.tokenizer, self.vocab_size, self.max_model_len
+            self.config,
+            checkpoint.generation.sampling,
+            self.tokenizer,
+            self.vocab_size,
+            self.max_model_len,
+            eos_token_ids,
         )
         self._native = _C.Engine(
             load_model(checkpoint, dtype, self.config.device, quantization),
@@ -107,7 +113,7 @@ class LLMEngine:
             kv_cache_dtype=kv_cache_dtype,
             num_threads=self.config.num_threads or 0,
             seed=self.config.seed,
-            eos_token_ids=self._eos_token_ids(checkpoint.generation.eos_token_ids),
+            eos_token_ids=eos_token_ids,
             matmul=matmul,
             trace="" if trace is None else str(trace),
             profile=self.config.profile,
@@ -150,7 +156,7 @@ class LLMEngine:
 
         Raises:
             InvalidRequestError: an empty or ill-typed prompt, token ids outside the vocabulary, more samples than
-                `max_num_seqs`, another argument of the wrong type or range.
+                `max_num_seqs`, another argument of the wrong type or range; structured outputs that cannot be compiled.
             RequestTooLongError: a prompt that leaves no room for a token within `max_model_len`, or longer than
                 `max_num_queued_tokens`.
             DuplicateRequestError: the id is in flight.
@@ -205,6 +211,7 @@ class LLMEngine:
                     tenant=options.tenant,
                     cache_salt=options.cache_salt,
                     deadline_ms=options.deadline_ms,
+                    token_bitmask=None if request.grammar is None else request.grammar.bitmask,
                 )
             except BaseException:
                 del self._requests[request_id]
@@ -322,6 +329,7 @@ class LLMEngine:
         """Frees the model and the KV cache. May be called again; to add, abort or step then raises EngineDeadError."""
         was_open = not self._native.closed
         self._native.close()
+        self._preparation.close()
         if was_open and (trace_error := self.stats()["trace_error"]):
             logger.warning("the trace is not whole: %s", trace_error)
         with self._lock:

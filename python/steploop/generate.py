@@ -16,6 +16,7 @@ from steploop.errors import InvalidArgumentError, InvalidRequestError
 from steploop.outputs import CompletionOutput, RequestOutput
 from steploop.prompts import Prompt
 from steploop.sampling_params import SamplingParams
+from steploop.structured_outputs import StructuredOutputsParams
 from steploop.text import printable, shorten
 
 _TITLE_LENGTH = 72
@@ -43,6 +44,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
         stop_token_ids=arguments.stop_token_id,
         ignore_eos=arguments.ignore_eos,
         logprobs=arguments.logprobs,
+        structured_outputs=_structured_outputs(arguments),
         n=arguments.n,
     )
     texts = read_prompts(arguments)
@@ -111,6 +113,18 @@ def read_prompts(arguments: argparse.Namespace) -> list[str]:
     if not prompts:
         raise InvalidArgumentError(f"{arguments.file or 'standard input'} holds no prompt")
     return prompts
+
+
+def _structured_outputs(arguments: argparse.Namespace) -> StructuredOutputsParams | None:
+    forms = {
+        "json": arguments.json_schema,
+        "regex": arguments.regex,
+        "choice": arguments.choice,
+        "grammar": arguments.grammar,
+    }
+    if all(value is None for value in forms.values()):
+        return None
+    return StructuredOutputsParams(**forms)
 
 
 def _as_prompt(engine: LLMEngine, text: str, arguments: argparse.Namespace) -> Prompt:

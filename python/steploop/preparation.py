@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steploop.errors import InvalidRequestError, RequestTooLongError
+from steploop.grammar.compiler import GrammarCompiler
 from steploop.prompts import Prompt, parse_prompt
 from steploop.request_options import RequestOptions, check_request_id
 from steploop.request_state import RequestState
@@ -13,6 +14,7 @@ from steploop.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from steploop import _C
     from steploop.config import EngineConfig
+    from steploop.grammar.mask import GrammarMask
     from steploop.tokenizer import Tokenizer
 
 
@@ -21,6 +23,7 @@ class Preparation:
 
     Args:
         sampling_defaults: Those of the model, by the names of SamplingParams.
+        eos_token_ids: Tokens that end a text.
     """
 
     def __init__(
@@ -30,12 +33,16 @@ class Preparation:
         tokenizer: Tokenizer | None,
         vocab_size: int,
         max_model_len: int,
+        eos_token_ids: list[int],
     ) -> None:
         self._config = config
         self._sampling_defaults = sampling_defaults
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
+        self._compiler: GrammarCompiler | None = None
+        if tokenizer is not None and eos_token_ids:
+            self._compiler = GrammarCompiler(tokenizer, vocab_size, eos_token_ids)
 
     def prepare(
         self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None, options: RequestOptions
@@ -59,7 +66,13 @@ class Preparation:
             raise RequestTooLongError(
                 f"the prompt must have at most max_num_queued_tokens={most} tokens, got {len(token_ids)}"
             )
-        return RequestState(request_id, text, token_ids, params, options, self._tokenizer)
+        grammar = self._make_grammar(params)
+        return RequestState(request_id, text, token_ids, params, options, self._tokenizer, grammar)
+
+    def close(self) -> None:
+        """Ends what runs beside the engine. May be called again."""
+        if self._compiler is not None:
+            self._compiler.close()
 
     def native_params(self, params: SamplingParams) -> _C.SamplingParams:
         """Those of a prepared request."""
@@ -72,6 +85,18 @@ class Preparation:
                 if token_ids and token_ids not in words:
                     words.append(token_ids)
         return params.to_native(words)
+
+    def _make_grammar(self, params: SamplingParams) -> GrammarMask | None:
+        if params.structured_outputs is None:
+            return None
+        if self._compiler is None:
+            raise InvalidRequestError(
+                f"structured_outputs needs a tokenizer and an end-of-sequence token, and {self._config.model} lacks one"
+            )
+        compiled = self._compiler.compile(params.structured_outputs)
+        from steploop.grammar.mask import GrammarMask
+
+        return GrammarMask(compiled, num_samples=params.n, vocab_size=self._vocab_size)
 
     def _truncate(self, token_ids: list[int], params: SamplingParams) -> list[int]:
         most = params.truncate_prompt_tokens

@@ -12,6 +12,7 @@ from steploop.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from steploop import _C
+    from steploop.grammar.mask import GrammarMask
     from steploop.request_options import RequestOptions
     from steploop.sampling_params import SamplingParams
     from steploop.tokenizer import Tokenizer
@@ -28,11 +29,14 @@ class RequestState:
         params: SamplingParams,
         options: RequestOptions,
         tokenizer: Tokenizer | None,
+        grammar: GrammarMask | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.options = options
+        self.grammar = grammar
+        """What the next tokens must follow; None: nothing."""
         self.ended = False
         """Its caller has its last output; whatever steps still bring is not for them."""
         self.stopped: list[int] = []
@@ -63,6 +67,8 @@ class RequestState:
                 ]
             if sample.update(step_output) and not step_output.finished:
                 self.stopped.append(step_output.index)
+            if self.grammar is not None and sample.finish_reason is None:
+                self.grammar.accept(step_output.index, step_output.token_ids)
         return self._output()
 
     def fail(self) -> RequestOutput:

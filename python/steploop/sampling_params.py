@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from steploop.checks import INT32_MAX, as_finite, check_bool, checked_int, is_unicode
 from steploop.errors import InvalidRequestError
+from steploop.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from steploop import _C
@@ -36,9 +37,9 @@ _MAX_PENALTY = 2.0
 class SamplingParams:
     """Parameters of one request, with vLLM's names and meanings. Checked when made.
 
-    What they do to the logits of a token, in this order: `allowed_token_ids`, `bad_words`, `min_tokens`, `logit_bias`,
-    `repetition_penalty`, `frequency_penalty`, `presence_penalty`; then, unless the most likely token is taken,
-    `temperature`, `min_p`, `top_k`, `top_p`, and the draw.
+    What they do to the logits of a token, in this order: `allowed_token_ids`, `structured_outputs`, `bad_words`,
+    `min_tokens`, `logit_bias`, `repetition_penalty`, `frequency_penalty`, `presence_penalty`; then, unless the most
+    likely token is taken, `temperature`, `min_p`, `top_k`, `top_p`, and the draw.
 
     `None` for a field of `DEFAULTS` means "not set": the model's `generation_config.json` decides, and where it is
     silent `DEFAULTS`.
@@ -96,6 +97,9 @@ class SamplingParams:
     """Keep only so many of the prompt's last tokens; -1: as many as leave room for `max_tokens`. >= 1 otherwise."""
     detokenize: bool = True
     """Make text; without it `text` stays empty."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form that the output must have: of the tokens, only those may come that lead to it. It ends with it, so this
+    cannot go with `ignore_eos` and `min_tokens`."""
     n: int = 1
     """How many answers to draw for the prompt, each with draws of its own; they share the prompt's KV cache. >= 1."""
 
@@ -137,6 +141,18 @@ class SamplingParams:
             raise InvalidRequestError("stop needs detokenize=True: it is looked for in the text")
         if self.logit_bias is not None:
             self._set("logit_bias", _checked_bias(self.logit_bias))
+        self._check_structured_outputs()
+
+    def _check_structured_outputs(self) -> None:
+        form = self.structured_outputs
+        if form is None:
+            return
+        if not isinstance(form, StructuredOutputsParams):
+            raise InvalidRequestError(f"structured_outputs must be StructuredOutputsParams, got {form!r}")
+        if self.ignore_eos or self.min_tokens > 0:
+            raise InvalidRequestError(
+                "structured_outputs needs ignore_eos=False and min_tokens=0: the form says the end"
+            )
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

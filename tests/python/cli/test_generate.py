@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -239,6 +240,27 @@ def test_options_may_stand_anywhere(arguments: list[str]) -> None:
 
     parsed = make_parser().parse_args(["generate", *arguments])
     assert (parsed.model, parsed.prompts, parsed.max_tokens) == ("m", ["x", "y"], 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--choice", "yes", "--choice", "no"], r"yes|no"),
+        (["--regex", "[0-9]{3}"], r"\d\d\d"),
+        (["--grammar", 'root ::= "a" | "b"'], r"a|b"),
+        (["--json-schema", '{"enum": ["left", 3]}'], r'"left"|3'),
+    ],
+)
+def test_output_of_a_form(tiny_llama: Path, capsys: Capture, options: list[str], expected: str) -> None:
+    assert main(["generate", str(tiny_llama), "--num-threads", "1", *options, "x"]) == 0
+    assert re.fullmatch(expected, capsys.readouterr().out.removesuffix("\n"))
+
+
+def test_forms_that_are_refused(tiny_llama: Path, capsys: Capture) -> None:
+    assert main(["generate", str(tiny_llama), "--num-threads", "1", "--regex", "[a", "x"]) == 1
+    assert "cannot be compiled: Regex parsing error" in capsys.readouterr().err
+    assert main(["generate", str(tiny_llama), "--regex", "a", "--choice", "a", "x"]) == 1
+    assert "got regex and choice" in capsys.readouterr().err
 
 
 def test_version_and_help(capsys: Capture) -> None:

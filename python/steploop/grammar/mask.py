@@ -1,0 +1,48 @@
+"""GrammarMask: the tokens that may come next in each sample of a request, by its grammar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from steploop import _C
+
+_MAX_SECONDS = 0.5
+"""Of processor time for one token. Meanwhile every request waits, so the one that takes more must end."""
+
+
+class GrammarMask:
+    """Follows the samples of one request.
+
+    Args:
+        compiled: What `GrammarCompiler.compile` made.
+    """
+
+    def __init__(self, compiled: Any, *, num_samples: int, vocab_size: int) -> None:
+        import xgrammar
+
+        self.bitmask = _C.TokenBitmask(num_rows=num_samples, vocab_size=vocab_size)
+        """What the engine reads; as of the tokens accepted so far."""
+        self._words = np.asarray(self.bitmask)
+        self._matchers = [xgrammar.GrammarMatcher(compiled) for _ in range(num_samples)]
+        for index, matcher in enumerate(self._matchers):
+            matcher.fill_next_token_bitmask(self._words, index)
+
+    def accept(self, index: int, token_ids: Sequence[int]) -> None:
+        """A sample goes on with these tokens.
+
+        Raises:
+            ValueError: the grammar has no such continuation, or finding the next one took too long.
+        """
+        began = time.thread_time()
+        matcher = self._matchers[index]
+        for token_id in token_ids:
+            if not matcher.accept_token(token_id):
+                raise ValueError(f"token {token_id} does not follow the grammar")
+        if not matcher.is_terminated():
+            matcher.fill_next_token_bitmask(self._words, index)
+        if (took := time.thread_time() - began) > _MAX_SECONDS:
+            raise ValueError(f"the grammar took {took:.2f} seconds for a token")
