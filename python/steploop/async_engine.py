@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +33,27 @@ class AsyncLLMEngine:
     Args:
         config: Or its fields as keywords.
         trace: As for LLMEngine.
+        on_step: Called after each step with its outputs, in the thread that steps; everybody waits for it.
 
     Raises:
         As LLMEngine.
     """
 
-    def __init__(self, config: EngineConfig | None = None, *, trace: str | Path | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        *,
+        trace: str | Path | None = None,
+        on_step: Callable[[list[RequestOutput]], None] | None = None,
+        **settings: Any,
+    ) -> None:
         self.engine = LLMEngine(config, trace=trace, **settings)
         """What the thread steps. To ask, not to step, drain or close."""
+        self._on_step = on_step
+        self._compilers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="steploop-grammar")
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # guards what follows
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, RequestStream] = {}
         self._accepting = True
         self._error: BaseException | None = None
         self._closing = False
@@ -66,11 +78,37 @@ class AsyncLLMEngine:
         Raises:
             As `LLMEngine.add_request`, and `EngineDeadError` if the engine fails or is closed meanwhile.
         """
+        stream = await self.add_request(prompt, sampling_params, request_id, **options)
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            stream.close()
+
+    async def add_request(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> RequestStream:
+        """The first half of `generate`: returns once the request is queued. Close the stream that it returns.
+
+        Args:
+            As `generate`.
+
+        Raises:
+            As `LLMEngine.add_request`.
+        """
         request_id = f"request-{next(self._numbers)}" if request_id is None else request_id
         arrival_time = options.pop("arrival_time", None)
-        # Long texts take long to tokenise, and other coroutines must not wait for it.
-        request = await asyncio.to_thread(self.engine.prepare_request, request_id, prompt, sampling_params, **options)
-        stream = _Stream(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        # Long texts take long to tokenise, and other coroutines must not wait for it; nor for grammars, which may take
+        # much longer, those who tokenise.
+        has_grammar = isinstance(sampling_params, SamplingParams) and sampling_params.structured_outputs is not None
+        prepare = partial(self.engine.prepare_request, request_id, prompt, sampling_params, **options)
+        request = await loop.run_in_executor(self._compilers if has_grammar else None, prepare)
+        stream = RequestStream(self, request_id, loop)
         with self._lock:
             if self._error is not None:
                 raise EngineDeadError(f"the engine has ended: {self._error}")
@@ -88,11 +126,7 @@ class AsyncLLMEngine:
                     self._streams[request_id] = known
                 raise
             self._wake.notify()
-        try:
-            while not stream.finished:
-                yield await stream.next()
-        finally:
-            self._forget(request_id, stream)
+        return stream
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests early; their consumers get a last output of reason "abort". Unknown ids are ignored."""
@@ -128,6 +162,7 @@ class AsyncLLMEngine:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self.engine.close()
+        self._compilers.shutdown(wait=False)
 
     async def __aenter__(self) -> AsyncLLMEngine:
         return self
@@ -138,7 +173,10 @@ class AsyncLLMEngine:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                self._deliver(self.engine.step())
+                outputs = self.engine.step()
+                if self._on_step is not None:
+                    self._on_step(outputs)
+                self._deliver(outputs)
             self._end(EngineDeadError("the engine is closed"))
         except BaseException as error:  # whatever it is, those who wait must hear of it
             self._end(error)
@@ -150,7 +188,7 @@ class AsyncLLMEngine:
             return not self._closing
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, RequestOutput]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[RequestStream, RequestOutput]]] = {}
         with self._lock:
             for output in outputs:
                 if (stream := self._streams.get(output.request_id)) is not None:
@@ -166,21 +204,24 @@ class AsyncLLMEngine:
         for stream in streams:
             _call_in(stream.loop, stream.fail, error)
 
-    def _forget(self, request_id: str, stream: _Stream) -> None:
+    def _forget(self, request_id: str, stream: RequestStream) -> None:
         with self._lock:
-            if self._streams.get(request_id) is stream:
-                del self._streams[request_id]
+            if self._streams.get(request_id) is not stream:
+                return
+            del self._streams[request_id]
         if not stream.finished:
             with contextlib.suppress(EngineDeadError):
                 self.engine.abort_request(request_id)
 
 
-class _Stream:
-    """The newest output of a request on its way to the coroutine that waits for it. All but `loop` is for that loop's
-    thread."""
+class RequestStream:
+    """The outputs of a request, for the coroutine that iterates over them: always the newest one, until it is finished.
+    All but `loop` is for that loop's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, engine: AsyncLLMEngine, request_id: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.request_id = request_id
         self.loop = loop
+        self._engine = engine
         self.finished = False
         """The last output has been taken."""
         self._output: RequestOutput | None = None
@@ -198,7 +239,16 @@ class _Stream:
             self._error = error
             self._news.set()
 
-    async def next(self) -> RequestOutput:
+    def close(self) -> None:
+        """Aborts the request unless its last output has been taken. May be called again."""
+        self._engine._forget(self.request_id, self)
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self.finished:
+            raise StopAsyncIteration
         await self._news.wait()
         self._news.clear()
         if self._error is not None:
@@ -209,7 +259,7 @@ class _Stream:
         return output
 
 
-def _put_all(news: list[tuple[_Stream, RequestOutput]]) -> None:
+def _put_all(news: list[tuple[RequestStream, RequestOutput]]) -> None:
     for stream, output in news:
         stream.put(output)
 

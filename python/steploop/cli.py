@@ -9,17 +9,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import steploop
-from steploop.config import QUANTIZATIONS
+from steploop.engine_arguments import (
+    MODEL_HELP,
+    REVISION_HELP,
+    add_engine_options,
+    add_full_engine_options,
+    add_quantization,
+)
 from steploop.errors import SteploopError
-from steploop.scheduling import PREEMPTION_MODES, QUEUE_ORDERS, SCHEDULING_POLICIES
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-
-_MODEL_HELP = "a model folder, a packed one too, a GGUF file, or a name on the Hugging Face hub"
-_REVISION_HELP = "branch, tag or commit on the hub"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,7 +98,7 @@ def _add_generate(commands: argparse._SubParsersAction[_IntermixedParser]) -> No
         "printed as each ends. Without PROMPT and --file, prompts are read from standard input.",
         allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text to complete, or with --chat to answer")
     parser.add_argument("--file", metavar="FILE", help="read prompts from FILE, one a line (empty lines are skipped)")
     parser.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
@@ -152,49 +154,7 @@ def _add_generate(commands: argparse._SubParsersAction[_IntermixedParser]) -> No
     sampling.add_argument(
         "--logprobs", type=int, metavar="N", help="with --json: log-probabilities of the N most likely"
     )
-    engine = parser.add_argument_group("engine")
-    _add_engine_options(engine)
-    engine.add_argument(
-        "--tokenizer", metavar="MODEL", help="take the tokenizer from another model: a folder, GGUF file or hub name"
-    )
-    engine.add_argument("--revision", metavar="NAME", help=_REVISION_HELP)
-    engine.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence, prompt and output, in tokens")
-    engine.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="sequences in a step (default 64)")
-    engine.add_argument(
-        "--no-prefix-caching", action="store_true", help="compute every prompt whole, whatever prompts share"
-    )
-    engine.add_argument(
-        "--trace",
-        metavar="FILE",
-        help="write what happens to each prompt, step by step, into FILE: JSON for ui.perfetto.dev",
-    )
-    _add_scheduling_options(parser.add_argument_group("scheduling", "See EngineConfig for what each choice means."))
-
-
-def _add_scheduling_options(scheduling: argparse._ActionsContainer) -> None:
-    for name, choices, text in (
-        ("--scheduling-policy", SCHEDULING_POLICIES, "who may start, and who gives way when the KV cache is full"),
-        ("--queue-order", QUEUE_ORDERS, "who starts next; priority and fair go by what requests say in the Python API"),
-        ("--preemption-mode", PREEMPTION_MODES, "what becomes of the KV cache of a prompt that gives way"),
-    ):
-        scheduling.add_argument(name, default=choices[0], choices=choices, help=f"{text} (default {choices[0]})")
-    scheduling.add_argument(
-        "--swap-space-bytes",
-        type=int,
-        metavar="N",
-        help="host memory for --preemption-mode swap and auto (default: as much as the KV cache)",
-    )
-    scheduling.add_argument(
-        "--no-chunked-prefill",
-        action="store_true",
-        help="prompts whole, in steps of their own; --max-num-batched-tokens must hold the longest",
-    )
-    scheduling.add_argument(
-        "--target-step-duration-ms",
-        type=float,
-        metavar="MS",
-        help="how long a step may take: prompts get what decodes leave of it",
-    )
+    add_full_engine_options(parser)
 
 
 def _add_demo(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
@@ -211,7 +171,7 @@ def _add_demo(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
     parser.add_argument("--max-num-seqs", type=int, default=8, metavar="N", help="slots of the batch (default 8)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--picture", metavar="FILE.svg", help="also draw both runs' slots over time into FILE.svg")
-    _add_engine_options(parser)
+    add_engine_options(parser)
 
 
 def _add_pack(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
@@ -222,47 +182,10 @@ def _add_pack(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
         "then a model itself: loading it copies bytes and converts nothing. The original is not needed any more.",
         allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("folder", metavar="FOLDER", help="a new or an empty folder, or a packed model to replace")
     parser.add_argument(
         "--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="compute type (default auto)"
     )
-    _add_quantization(parser)
-    parser.add_argument("--revision", metavar="NAME", help=_REVISION_HELP)
-
-
-def _add_quantization(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--quantization",
-        choices=list(QUANTIZATIONS),
-        help="store linear weights in 8 or 4 bits, on the CPU (default: not quantised; a packed model: as it is)",
-    )
-
-
-def _add_engine_options(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        choices=["auto", "float32", "bfloat16", "float16"],
-        help="compute type; float16 needs CUDA (default auto)",
-    )
-    _add_quantization(parser)
-    parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu or cuda (default cpu)")
-    parser.add_argument("--num-threads", type=int, metavar="N", help="threads of a step (default: physical cores)")
-    parser.add_argument(
-        "--max-num-batched-tokens", type=int, default=2048, metavar="N", help="tokens in a step (default 2048)"
-    )
-    parser.add_argument(
-        "--kv-cache-memory-bytes",
-        type=int,
-        metavar="N",
-        help="size of the KV cache (default: enough for every slot, at most a quarter of the memory available, or what "
-        "--gpu-memory-utilization leaves)",
-    )
-    parser.add_argument(
-        "--gpu-memory-utilization",
-        type=float,
-        default=0.9,
-        metavar="SHARE",
-        help="share of a GPU's memory to use (default 0.9)",
-    )
+    add_quantization(parser)
+    parser.add_argument("--revision", metavar="NAME", help=REVISION_HELP)

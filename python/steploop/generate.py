@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from steploop.config import EngineConfig
 from steploop.engine import LLMEngine
+from steploop.engine_arguments import engine_config
 from steploop.errors import InvalidArgumentError, InvalidRequestError
 from steploop.outputs import CompletionOutput, RequestOutput
 from steploop.prompts import Prompt
@@ -48,28 +48,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
         n=arguments.n,
     )
     texts = read_prompts(arguments)
-    config = EngineConfig(
-        model=arguments.model,
-        tokenizer=arguments.tokenizer,
-        revision=arguments.revision,
-        dtype=arguments.dtype,
-        quantization=arguments.quantization,
-        device=arguments.device,
-        max_model_len=arguments.max_model_len,
-        max_num_seqs=arguments.max_num_seqs,
-        max_num_batched_tokens=arguments.max_num_batched_tokens,
-        kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
-        gpu_memory_utilization=arguments.gpu_memory_utilization,
-        num_threads=arguments.num_threads,
-        scheduling_policy=arguments.scheduling_policy,
-        queue_order=arguments.queue_order,
-        preemption_mode=arguments.preemption_mode,
-        swap_space_bytes=arguments.swap_space_bytes,
-        enable_prefix_caching=not arguments.no_prefix_caching,
-        enable_chunked_prefill=not arguments.no_chunked_prefill,
-        target_step_duration_ms=arguments.target_step_duration_ms,
-    )
-    with LLMEngine(config, trace=arguments.trace) as engine:
+    with LLMEngine(engine_config(arguments), trace=arguments.trace) as engine:
         prompts = [_as_prompt(engine, text, arguments) for text in texts]
         # Every prompt is checked before the first is run.
         requests = [engine.prepare_request(str(index), prompt, params) for index, prompt in enumerate(prompts)]
