@@ -17,6 +17,7 @@ from steploop.engine_arguments import (
     add_quantization,
 )
 from steploop.errors import SteploopError
+from steploop.serve.arguments import add_serve_arguments
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -45,6 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from steploop.pack import run_pack
 
             run_pack(arguments)
+        elif arguments.command == "serve":
+            from steploop.serve.command import run_serve
+
+            run_serve(arguments)
         else:
             from steploop.demo.command import run_demo
 
@@ -85,6 +90,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"steploop {steploop.__version__}")
     commands = parser.add_subparsers(parser_class=_IntermixedParser, dest="command", required=True, metavar="COMMAND")
     _add_generate(commands)
+    _add_serve(commands)
     _add_pack(commands)
     _add_demo(commands)
     return parser
@@ -155,6 +161,18 @@ def _add_generate(commands: argparse._SubParsersAction[_IntermixedParser]) -> No
         "--logprobs", type=int, metavar="N", help="with --json: log-probabilities of the N most likely"
     )
     add_full_engine_options(parser)
+
+
+def _add_serve(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP, with OpenAI's API",
+        description="Serves /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /health, "
+        "/metrics for Prometheus, and a status page at /. SIGTERM and Ctrl-C let requests in flight end; a second one "
+        "does not.",
+        allow_abbrev=False,
+    )
+    add_serve_arguments(parser)
 
 
 def _add_demo(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:

@@ -34,7 +34,7 @@ class StructuredOutputsParams:
     json_object: bool | None = None
     """True: any JSON object."""
     disable_any_whitespace: bool = False
-    """JSON of a schema in one line, a space after each comma and colon. Small models may else write space for ever."""
+    """JSON in one line, with a space after each comma and colon and nowhere else."""
 
     def __post_init__(self) -> None:
         given = [name for name in _FORMS if getattr(self, name) is not None and getattr(self, name) is not False]
@@ -60,7 +60,7 @@ class StructuredOutputsParams:
 
     @property
     def source(self) -> tuple[str, str]:
-        """What to compile: "json_schema", "json_object", "regex" or "grammar", and its text."""
+        """What to compile: "json_schema", "regex" or "grammar", and its text."""
         if self.json is not None:
             return "json_schema", str(self.json)
         if self.regex is not None:
@@ -69,7 +69,7 @@ class StructuredOutputsParams:
             return "grammar", "root ::= " + " | ".join(_quoted(text) for text in self.choice)
         if self.grammar is not None:
             return "grammar", self.grammar
-        return "json_object", ""
+        return "json_schema", '{"type": "object"}'
 
     def _schema_text(self) -> str | None:
         schema = self.json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import tempfile
 from collections.abc import Sequence
@@ -99,8 +100,29 @@ class Tokenizer:
         """Token ids of a rendered chat template, which holds every special token already."""
         return self._token_ids(text, add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The text of a conversation under the model's chat template.
+    @property
+    def chat_template(self) -> str:
+        """The model's, that for tools where it has several; empty where it has none."""
+        template = self.hf.chat_template or ""
+        if isinstance(template, dict):
+            template = template.get("tool_use") or template.get("default") or ""
+        return str(template)
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_variables: dict[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation under the model's chat template, which runs in a sandbox.
+
+        Args:
+            tools: Functions that the model may call: `{"type": "function", "function": {"name": ...}}`.
+            continue_final_message: End within the last message, for the model to go on with it.
+            template_variables: Others that the template knows, such as `enable_thinking`.
 
         Raises:
             InvalidRequestError: no template, or messages it does not accept.
@@ -114,9 +136,20 @@ class Tokenizer:
                 )
         if not self.hf.chat_template:
             raise InvalidRequestError("this model has no chat template; write the whole prompt and use generate()")
+        if tools and "tools" not in self.chat_template:
+            tools = None  # it knows of none
+        variables = template_variables or {}
+        # Else a variable could set what is no variable: the template itself, for one.
+        if taken := set(variables) & set(inspect.signature(self.hf.apply_chat_template).parameters):
+            raise InvalidRequestError(f"variables of a chat template must not be called {', '.join(sorted(taken))}")
         try:
             text: str = self.hf.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+                list(messages),
+                tools=None if tools is None else list(tools),
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **variables,
             )
         except Exception as error:  # a template may fail in as many ways as a program
             raise InvalidRequestError(f"the model's chat template does not accept these messages: {error}") from error

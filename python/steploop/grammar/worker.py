@@ -22,6 +22,9 @@ MAX_COMPILED_BYTES = 32 << 20
 MAX_MASK_SECONDS = 0.05
 """Of processor time, to find out which tokens may come first: every token of the request would take so long."""
 
+MAX_WHITESPACE = 20
+"""Characters in a row, between the parts of JSON: without a limit small models write space for ever."""
+
 COMPILED, REFUSED = b"C", b"R"
 
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # in the library's own sources
@@ -79,10 +82,11 @@ def _compile(tokenizer_info: Any, request: dict[str, Any]) -> bytes:
     compiler = xgrammar.GrammarCompiler(tokenizer_info, max_threads=1, cache_enabled=False)
     kind, text = request["kind"], request["text"]
     try:
-        if kind == "json_object":
-            compiled = compiler.compile_json_schema('{"type": "object"}', any_whitespace=request["any_whitespace"])
-        elif kind == "json_schema":
-            compiled = compiler.compile_json_schema(text, any_whitespace=request["any_whitespace"])
+        if kind == "json_schema":
+            any_whitespace = request["any_whitespace"]
+            compiled = compiler.compile_json_schema(
+                text, any_whitespace=any_whitespace, max_whitespace_cnt=MAX_WHITESPACE if any_whitespace else None
+            )
         elif kind == "regex":
             compiled = compiler.compile_regex(text)
         else:

@@ -1,0 +1,1 @@
+"""`steploop serve`: an OpenAI-compatible HTTP server over AsyncLLMEngine."""

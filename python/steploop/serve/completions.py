@@ -1,0 +1,140 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from steploop.async_engine import RequestStream
+from steploop.errors import InvalidRequestError
+from steploop.outputs import CompletionOutput, RequestOutput
+from steploop.prompts import Prompt
+from steploop.serve.logprobs import completion_logprobs, prompt_logprobs
+from steploop.serve.protocol import CompletionRequest
+from steploop.serve.sampling import request_options, sampling_params
+from steploop.serve.service import Answer, Service, check_not_failed, merged, usage_of
+from steploop.serve.streaming import EventStream, answer_whole
+
+
+async def create_completion(service: Service, body: CompletionRequest, request: Request) -> Response:
+    """Answers a request.
+
+    Raises:
+        ApiError, SteploopError: it cannot be answered.
+    """
+    service.check_model(body.model)
+    prompts = _prompts(body)
+    n = 1 if body.n is None else body.n
+    service.check_choices(len(prompts), n)
+    if body.best_of not in (None, n):
+        raise InvalidRequestError(f"best_of must be n={n}: answers are not ranked, got {body.best_of}")
+    if body.suffix:
+        raise InvalidRequestError("suffix must be empty: the model does not fill in the middle")
+    if body.echo and body.stream:
+        raise InvalidRequestError("echo must be false in a stream")
+    scored = body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs
+    params = sampling_params(
+        body,
+        max_tokens=16 if body.max_tokens is None else body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=scored,
+    )
+    answer = Answer(service, "text_completion", "cmpl")
+    streams = await service.submit(prompts, params, request_options(body))
+    if body.stream:
+        return EventStream(_stream(answer, streams, body, n))
+    return await answer_whole(request, lambda: _whole(service, answer, streams, body, n))
+
+
+def _prompts(body: CompletionRequest) -> list[Prompt]:
+    prompt = body.prompt
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        return cast(list[Prompt], prompt)
+    return [cast(Prompt, prompt)]
+
+
+async def _whole(
+    service: Service, answer: Answer, streams: list[RequestStream], body: CompletionRequest, n: int
+) -> Response:
+    outputs: dict[int, RequestOutput] = {}
+    async for number, output in merged(streams):
+        outputs[number] = output
+    choices = []
+    for number, output in sorted(outputs.items()):
+        check_not_failed(output)
+        for completion in output.outputs:
+            choice = _choice(number * n + completion.index, completion.text, completion)
+            if body.logprobs is not None:
+                choice["logprobs"] = _logprobs(completion, body.logprobs, 0)
+            if body.echo:
+                _prepend_prompt(service, choice, output, body)
+            if body.prompt_logprobs is not None:
+                choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
+            choices.append(choice)
+    return JSONResponse(answer.with_choices(choices, usage=usage_of(list(outputs.values()))))
+
+
+async def _stream(
+    answer: Answer, streams: list[RequestStream], body: CompletionRequest, n: int
+) -> AsyncIterator[dict[str, Any]]:
+    sent: dict[int, tuple[int, int]] = {}  # characters and tokens, by choice
+    finished: dict[int, RequestOutput] = {}
+    async for number, output in merged(streams):
+        check_not_failed(output)
+        choices = []
+        for completion in output.outputs:
+            index = number * n + completion.index
+            num_chars, num_tokens = sent.get(index, (0, 0))
+            if num_tokens < 0:
+                continue  # its end has been sent
+            if len(completion.text) == num_chars and not completion.finished:
+                continue  # a part of a character, or of what may be a stop string
+            choice = _choice(index, completion.text[num_chars:], completion)
+            if body.logprobs is not None:
+                choice["logprobs"] = _logprobs(completion, body.logprobs, num_tokens)
+            choices.append(choice)
+            sent[index] = (len(completion.text), -1 if completion.finished else len(completion.token_ids))
+        if output.finished:
+            finished[number] = output
+        if choices:
+            yield answer.with_choices(choices)
+    if body.stream_options is not None and body.stream_options.include_usage:
+        yield answer.with_choices([], usage=usage_of(list(finished.values())))
+
+
+def _choice(index: int, text: str, completion: CompletionOutput) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": None,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+    }
+
+
+def _logprobs(completion: CompletionOutput, num_top: int, first: int) -> dict[str, Any]:
+    assert completion.logprobs is not None
+    before = sum(
+        len(entry[token_id].decoded_token or "")
+        for token_id, entry in zip(completion.token_ids[:first], completion.logprobs, strict=False)
+    )
+    return completion_logprobs(completion.token_ids[first:], completion.logprobs[first:], num_top, offset=before)
+
+
+def _prepend_prompt(service: Service, choice: dict[str, Any], output: RequestOutput, body: CompletionRequest) -> None:
+    text = output.prompt
+    if text is None:
+        text = service.tokenizer.decode(output.prompt_token_ids)
+    choice["text"] = text + choice["text"]
+    if body.logprobs is None:
+        return
+    scored = completion_logprobs(output.prompt_token_ids, output.prompt_logprobs or [], body.logprobs, offset=0)
+    scored["tokens"][0] = service.tokenizer.decode(output.prompt_token_ids[:1])
+    offset = sum(len(token) for token in scored["tokens"])
+    scored["text_offset"] = [len("".join(scored["tokens"][:place])) for place in range(len(scored["tokens"]))]
+    of_output = choice["logprobs"]
+    of_output["text_offset"] = [offset + place for place in of_output["text_offset"]]
+    choice["logprobs"] = {name: scored[name] + of_output[name] for name in scored}
