@@ -39,6 +39,13 @@ def as_finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def check_positive(name: str, value: object) -> None:
+    """A finite number > 0."""
+    number = as_finite(value)
+    if number is None or number <= 0:
+        raise InvalidArgumentError(f"{name} must be a finite number > 0, got {value!r}")
+
+
 def check_bool(name: str, value: object, *, error: ErrorClass = InvalidArgumentError) -> None:
     """True and False only."""
     if not isinstance(value, bool):

@@ -1,0 +1,118 @@
+"""The text in which distributions are written: a name and its numbers, with colons between them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+
+from steploop.errors import InvalidArgumentError
+from steploop.workload.arrivals import Arrivals, Burst, Gamma
+from steploop.workload.files import read_arrivals
+from steploop.workload.lengths import CAP_MODES, Cap, Exponential, Fixed, Lengths, LogNormal, Uniform
+
+LENGTH_FORMS = {
+    "fixed": "fixed:N",
+    "uniform": "uniform:LOW:HIGH",
+    "exponential": "exponential:MEAN[:CAP:redraw|clip]",
+    "lognormal": "lognormal:MEDIAN:SIGMA[:CAP:redraw|clip]",
+}
+ARRIVAL_FORMS = {
+    "burst": "burst",
+    "poisson": "poisson:RATE",
+    "gamma": "gamma:RATE:BURSTINESS",
+    "file": "file:PATH",
+}
+
+
+def parse_lengths(text: str) -> Lengths:
+    """A distribution of lengths, written in one of LENGTH_FORMS.
+
+    Raises:
+        InvalidArgumentError: an unknown name, numbers missing, left over or out of range.
+    """
+    name, _, rest = text.partition(":")
+    values = rest.split(":") if rest else []
+    if name == "fixed":
+        (length,) = _exactly(1, values, text, LENGTH_FORMS[name])
+        return Fixed(_integer("the length of fixed", length))
+    if name == "uniform":
+        low, high = _exactly(2, values, text, LENGTH_FORMS[name])
+        return Uniform(_integer("the low of uniform", low), _integer("the high of uniform", high))
+    if name == "exponential":
+        (mean,), cap = _with_cap(1, values, text, LENGTH_FORMS[name])
+        return Exponential(_number("the mean of exponential", mean), cap)
+    if name == "lognormal":
+        (median, sigma), cap = _with_cap(2, values, text, LENGTH_FORMS[name])
+        return LogNormal(_number("the median of lognormal", median), _number("the sigma of lognormal", sigma), cap)
+    raise unknown_name("the distribution of lengths", name, LENGTH_FORMS.values())
+
+
+def parse_arrivals(text: str) -> Arrivals:
+    """An arrival process, written in one of ARRIVAL_FORMS.
+
+    Raises:
+        InvalidArgumentError: as parse_lengths; and what read_arrivals raises.
+    """
+    name, _, rest = text.partition(":")
+    if name == "file":
+        if not rest:
+            raise _wrong_form(text, ARRIVAL_FORMS[name])
+        return read_arrivals(rest)
+    values = rest.split(":") if rest else []
+    if name == "burst":
+        _exactly(0, values, text, ARRIVAL_FORMS[name])
+        return Burst()
+    if name == "poisson":
+        (rate,) = _exactly(1, values, text, ARRIVAL_FORMS[name])
+        return Gamma(_number("the rate of arrivals", rate))
+    if name == "gamma":
+        rate, burstiness = _exactly(2, values, text, ARRIVAL_FORMS[name])
+        return Gamma(_number("the rate of arrivals", rate), _number("the burstiness of arrivals", burstiness))
+    raise unknown_name("the arrivals", name, ARRIVAL_FORMS.values())
+
+
+def unknown_name(what: str, name: str, forms: Iterable[str]) -> InvalidArgumentError:
+    """The error for a name that none of the forms begins with; it has all of them, and the nearest if one is near."""
+    known = {form.partition(":")[0].partition("=")[0]: form for form in forms}
+    nearest = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f"; did you mean {known[nearest[0]]}?" if nearest else ""
+    return InvalidArgumentError(f"{what} must be one of {', '.join(known.values())}, got {name!r}{hint}")
+
+
+def _exactly(count: int, values: list[str], text: str, form: str) -> list[str]:
+    if len(values) != count:
+        raise _wrong_form(text, form)
+    return values
+
+
+def _with_cap(count: int, values: list[str], text: str, form: str) -> tuple[list[str], Cap | None]:
+    if len(values) == count:
+        return values, None
+    if len(values) == count + 1:
+        raise InvalidArgumentError(
+            f"a cap must say what becomes of longer lengths, {' or '.join(f':{mode}' for mode in CAP_MODES)}, "
+            f"got {text!r}"
+        )
+    if len(values) != count + 2:
+        raise _wrong_form(text, form)
+    length, mode = values[count:]
+    return values[:count], Cap(_integer("a cap", length), mode)
+
+
+def _wrong_form(text: str, form: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{text!r} must have the form {form}")
+
+
+def _integer(name: str, text: str) -> int:
+    return int(_parsed(name, text, int, "an integer"))
+
+
+def _number(name: str, text: str) -> float:
+    return _parsed(name, text, float, "a number")
+
+
+def _parsed(name: str, text: str, kind: Callable[[str], float], what: str) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        raise InvalidArgumentError(f"{name} must be {what}, got {text!r}") from None
