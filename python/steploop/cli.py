@@ -17,6 +17,7 @@ from steploop.engine_arguments import (
     add_quantization,
 )
 from steploop.errors import SteploopError
+from steploop.loadtest.arguments import add_bench_arguments
 from steploop.serve.arguments import add_serve_arguments
 
 EXIT_ERROR = 1
@@ -29,14 +30,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Returns:
-        0; 1 after an error (its message is on standard error); 130 after Ctrl-C; 141 when the reader of standard output
-        went away. Wrong usage leaves through argparse with 2.
+        0; 1 after an error (its message is on standard error), and where all requests of a load test failed; 130 after
+        Ctrl-C; 141 when the reader of standard output went away. Wrong usage leaves through argparse with 2.
     """
     parser = make_parser()
     arguments = parser.parse_args(argv)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets "?" for what it lacks
+    exit_code = 0
     try:
         if arguments.command == "generate":
             from steploop.generate import run_generate
@@ -50,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from steploop.serve.command import run_serve
 
             run_serve(arguments)
+        elif arguments.command == "bench":
+            from steploop.loadtest.command import run_bench
+
+            exit_code = run_bench(arguments)
         else:
             from steploop.demo.command import run_demo
 
@@ -64,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Nobody reads any more; without this the interpreter complains once more as it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
-    return 0
+    return exit_code
 
 
 class _IntermixedParser(argparse.ArgumentParser):
@@ -92,6 +98,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_generate(commands)
     _add_serve(commands)
     _add_pack(commands)
+    _add_bench(commands)
     _add_demo(commands)
     return parser
 
@@ -190,6 +197,11 @@ def _add_demo(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--picture", metavar="FILE.svg", help="also draw both runs' slots over time into FILE.svg")
     add_engine_options(parser)
+
+
+def _add_bench(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
+    parser = commands.add_parser("bench", help="load-test a model, or a server over HTTP", allow_abbrev=False)
+    add_bench_arguments(parser)
 
 
 def _add_pack(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:

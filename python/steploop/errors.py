@@ -41,6 +41,10 @@ class EngineDeadError(SteploopError):
     """The engine is closed, or failed in a way it cannot recover from."""
 
 
+class LoadTestError(SteploopError):
+    """What a load test is to test does not answer, so that there is nothing to measure."""
+
+
 class InternalError(SteploopError):
     """An invariant of the engine does not hold: a bug in steploop."""
 
@@ -51,6 +55,7 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "InvalidRequestError",
+    "LoadTestError",
     "ModelLoadError",
     "QueueFullError",
     "RequestTooLongError",
