@@ -26,6 +26,7 @@ class EngineTarget:
         self._engine = engine
         self._temperature = temperature
         self._iterations: list[dict[str, Any]] = []
+        self._num_steps_before = 0
         self._collector: asyncio.Task[None] | None = None
 
     def describe(self) -> TargetDescription:
@@ -72,17 +73,19 @@ class EngineTarget:
         """See Target."""
         self._engine.engine.iteration_stats()
         self._iterations = []
+        self._num_steps_before = self._engine.engine.stats()["num_steps"]
         self._collector = asyncio.create_task(self._collect())
 
     async def end(self) -> TargetFigures:
         """See Target."""
         assert self._collector is not None
         self._collector.cancel()
+        num_steps = self._engine.engine.stats()["num_steps"] - self._num_steps_before
         self._iterations += self._engine.engine.iteration_stats()
-        numbers = [iteration["iteration"] for iteration in self._iterations]
-        num_lost = numbers[-1] - numbers[0] + 1 - len(numbers) if numbers else 0
         return TargetFigures(
-            queue_time_source="RequestOutput.metrics", iterations=self._iterations, num_iterations_lost=num_lost
+            queue_time_source="RequestOutput.metrics",
+            iterations=self._iterations,
+            num_iterations_lost=max(0, num_steps - len(self._iterations)),
         )
 
     async def close(self) -> None:
