@@ -70,7 +70,7 @@ async def run_open_loop(
     ]
     sender = _Sender(target, limits, report)
     async with ClientMonitor(sender.report) as monitor:
-        interrupted = await _unless(stop, sender.send_all(records, prepared))
+        interrupted = await unless_stopped(stop, sender.send_all(records, prepared))
     # Before the target is asked, which takes a while.
     stopped_time = time.monotonic()
     ends = [record.end_time for record in records if record.end_time is not None]
@@ -130,7 +130,7 @@ class _Sender:
         self._num_tokens += record.num_output_tokens_known
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Does the work, or gives it up once `stop` is set; whether it was given up."""
     task, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from steploop.errors import InvalidArgumentError, LoadTestError
 from steploop.loadtest.figures import summarize_run
-from steploop.loadtest.open_loop import RunResult, run_open_loop
+from steploop.loadtest.open_loop import RunResult, run_open_loop, unless_stopped
 from steploop.loadtest.plan import Plan, PlannedRun
 from steploop.loadtest.record import RequestFailure, RequestRecord
 from steploop.loadtest.target import Target
@@ -89,10 +89,8 @@ async def _run(
 
     prepared = [prepare(index, request) for index, request in enumerate(requests)]
     # As long as the first requests, with prompts of their own.
-    warmups = [requests[index % len(requests)] for index in range(plan.num_warmups)]
-    await _warm_up(
-        target, [prepare(len(requests) + index, request) for index, request in enumerate(warmups)], plan.limits.timeout
-    )
+    warmups = [prepare(len(requests) + index, requests[index % len(requests)]) for index in range(plan.num_warmups)]
+    await unless_stopped(stop, _warm_up(target, warmups, plan.limits.timeout))
     with RequestProgress(len(requests)) as progress:
         result = await run_open_loop(
             target,

@@ -34,7 +34,8 @@ class Burst:
 
 @dataclass(frozen=True)
 class Gamma:
-    """The gaps between arrivals follow a gamma distribution: `burstiness` is its shape, the mean gap 1 / `rate`.
+    """The gaps between arrivals follow a gamma distribution: `burstiness` is its shape, the mean gap 1 / `rate`, to
+    which what is drawn is scaled.
 
     Burstiness 1 is a Poisson process; below 1 arrivals come in clusters, above 1 they are more even (the name and the
     direction are vLLM's: the smaller, the burstier). The coefficient of variation of the gaps is 1 / sqrt(burstiness).
@@ -50,8 +51,12 @@ class Gamma:
 
     def draw(self, generator: np.random.Generator, count: int) -> FloatArray:
         """See Arrivals. Another rate scales the same times."""
-        gaps = generator.standard_gamma(self.burstiness, size=max(0, count - 1)) / self.burstiness
-        return np.concatenate(([0.0], np.cumsum(gaps)))[:count] / self.rate
+        gaps = generator.standard_gamma(self.burstiness, size=max(0, count - 1))
+        times = np.concatenate(([0.0], np.cumsum(gaps)))[:count]
+        if times[-1:] > 0:
+            # As vLLM does: of few draws the mean gap may be far off, and they would be another load than asked for.
+            times *= (count - 1) / self.rate / times[-1]
+        return times
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ def column(workload: Workload, name: str) -> list[Any]:
 def test_same_seed_same_workload() -> None:
     assert draw(seed=5) == draw(seed=5)
     assert draw(seed=5).requests != draw(seed=6).requests
-    assert draw(count=20).requests == draw(count=50).requests[:20]
+    for name in ("num_prompt_tokens", "num_output_tokens"):
+        assert column(draw(count=20), name) == column(draw(count=50), name)[:20]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_summary() -> None:
     for name, share in (("p50", 50), ("p90", 90), ("p99", 99)):
         assert summary["output_tokens"][name] == np.percentile(outputs, share)
     assert summary["output_tokens"]["max"] == max(outputs)
-    assert summary["arrivals"]["rate"] == pytest.approx(4, rel=0.1)
+    assert summary["arrivals"]["rate"] == pytest.approx(4)
     assert summary["arrivals"]["coefficient_of_variation"] == pytest.approx(1, rel=0.1)
     assert summary["arrivals"]["duration"] == workload.requests[-1].arrival_time
     assert summary["fingerprint"] == draw("fixed:10", "uniform:1:100", "poisson:4", count=2000).summary()["fingerprint"]
