@@ -255,7 +255,7 @@ def test_interrupted(server: FakeServer, tmp_path: Path, arrivals: str) -> None:
         if len(server.bodies) == num_sent or process.poll() is not None:
             break
         time.sleep(0.05)
-    time.sleep(0.5)  # the first is answered meanwhile
+    time.sleep(1.5)  # the first is answered meanwhile
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
