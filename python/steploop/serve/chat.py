@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from steploop.async_engine import RequestStream
 from steploop.errors import InvalidRequestError, RequestTooLongError
@@ -39,8 +39,8 @@ async def create_chat_completion(service: Service, body: ChatCompletionRequest, 
     answer = Answer(service, "chat.completion.chunk" if body.stream else "chat.completion", "chatcmpl")
     streams = await service.submit([prompt], params, request_options(body))
     if body.stream:
-        return EventStream(_stream(answer, streams, body, use, template))
-    return await answer_whole(request, lambda: _whole(answer, streams, body, use, template))
+        return EventStream(_stream(answer, streams, body, use, template), streams)
+    return await answer_whole(request, _whole(answer, streams, body, use, template), streams)
 
 
 def render_messages(
@@ -137,12 +137,12 @@ async def _whole(
         choice = {"index": completion.index, "message": message, **_ending(completion, use, bool(calls))}
         choice["logprobs"] = _logprobs(completion, body, 0)
         choices.append(choice)
-    return JSONResponse(answer.with_choices(choices, usage=usage_of([last])))
+    return answer.whole(choices, usage_of([last]))
 
 
 async def _stream(
     answer: Answer, streams: list[RequestStream], body: ChatCompletionRequest, use: ToolUse, template: str
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncIterator[bytes]:
     writers: dict[int, _Writer] = {}
     last: RequestOutput | None = None
     async for _, output in merged(streams):
@@ -155,9 +155,9 @@ async def _stream(
             choices += writer.deltas(completion, body)
         last = output
         if choices:
-            yield answer.with_choices(choices)
+            yield answer.event(choices)
     if body.stream_options is not None and body.stream_options.include_usage and last is not None:
-        yield answer.with_choices([], usage=usage_of([last]))
+        yield answer.event([], usage_of([last]))
 
 
 class _Writer:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from steploop.async_engine import RequestStream
 from steploop.errors import InvalidRequestError
@@ -45,8 +45,8 @@ async def create_completion(service: Service, body: CompletionRequest, request: 
     answer = Answer(service, "text_completion", "cmpl")
     streams = await service.submit(prompts, params, request_options(body))
     if body.stream:
-        return EventStream(_stream(answer, streams, body, n))
-    return await answer_whole(request, lambda: _whole(service, answer, streams, body, n))
+        return EventStream(_stream(answer, streams, body, n), streams)
+    return await answer_whole(request, _whole(service, answer, streams, body, n), streams)
 
 
 def _prompts(body: CompletionRequest) -> list[Prompt]:
@@ -74,12 +74,12 @@ async def _whole(
             if body.prompt_logprobs is not None:
                 choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
             choices.append(choice)
-    return JSONResponse(answer.with_choices(choices, usage=usage_of(list(outputs.values()))))
+    return answer.whole(choices, usage_of(list(outputs.values())))
 
 
 async def _stream(
     answer: Answer, streams: list[RequestStream], body: CompletionRequest, n: int
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncIterator[bytes]:
     sent: dict[int, tuple[int, int]] = {}  # characters and tokens, by choice
     finished: dict[int, RequestOutput] = {}
     async for number, output in merged(streams):
@@ -100,9 +100,9 @@ async def _stream(
         if output.finished:
             finished[number] = output
         if choices:
-            yield answer.with_choices(choices)
+            yield answer.event(choices)
     if body.stream_options is not None and body.stream_options.include_usage:
-        yield answer.with_choices([], usage=usage_of(list(finished.values())))
+        yield answer.event([], usage_of(list(finished.values())))
 
 
 def _choice(index: int, text: str, completion: CompletionOutput) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from fastapi.responses import JSONResponse
 
 from steploop.async_engine import AsyncLLMEngine, RequestStream
 from steploop.errors import InvalidRequestError
@@ -16,6 +17,7 @@ from steploop.outputs import RequestOutput
 from steploop.prompts import Prompt
 from steploop.sampling_params import SamplingParams
 from steploop.serve.errors import ApiError
+from steploop.serve.streaming import close_all, encode, to_json
 from steploop.tokenizer import Tokenizer
 
 _Result = TypeVar("_Result")
@@ -89,16 +91,23 @@ class Answer:
     """What all parts of an answer to one HTTP request have in common."""
 
     def __init__(self, service: Service, kind: str, prefix: str) -> None:
-        self.head = {
+        self._head = {
             "id": f"{prefix}-{secrets.token_hex(12)}",
             "object": kind,
             "created": int(time.time()),
             "model": service.model_name,
         }
+        self._head_json = to_json(self._head).removesuffix("}")
 
-    def with_choices(self, choices: list[dict[str, Any]], **others: Any) -> dict[str, Any]:
-        """One part."""
-        return {**self.head, "choices": choices, **others}
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> JSONResponse:
+        """All of it."""
+        return JSONResponse({**self._head, "choices": choices, "usage": usage})
+
+    def event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
+        """A part of a stream: what is new."""
+        # Made for each token of each stream: the head, once.
+        ending = "" if usage is None else f',"usage":{to_json(usage)}'
+        return encode(f'{self._head_json},"choices":{to_json(choices)}{ending}}}')
 
 
 async def in_thread(function: Callable[..., _Result], *arguments: Any) -> _Result:
@@ -106,29 +115,14 @@ async def in_thread(function: Callable[..., _Result], *arguments: Any) -> _Resul
     return await asyncio.to_thread(function, *arguments)
 
 
-def close_all(streams: Sequence[RequestStream]) -> None:
-    """Aborts those that have not finished."""
-    for stream in streams:
-        stream.close()
-
-
-@contextmanager
-def closing_all(streams: Sequence[RequestStream]):  # type: ignore[no-untyped-def]
-    """Closes them in the end."""
-    with ExitStack() as stack:
-        stack.callback(close_all, streams)
-        yield
-
-
 async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
-    """(number of the stream, its newest output), as they come; the streams are closed in the end."""
-    tasks: dict[asyncio.Task[RequestOutput], int] = {}
+    """(number of the stream, its newest output), as they come."""
+    if len(streams) == 1:
+        async for output in streams[0]:
+            yield 0, output
+        return
+    tasks = {asyncio.ensure_future(stream.__anext__()): number for number, stream in enumerate(streams)}
     try:
-        if len(streams) == 1:
-            async for output in streams[0]:
-                yield 0, output
-            return
-        tasks = {asyncio.ensure_future(stream.__anext__()): number for number, stream in enumerate(streams)}
         while tasks:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -140,7 +134,6 @@ async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, R
     finally:
         for task in tasks:
             task.cancel()
-        close_all(streams)
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:

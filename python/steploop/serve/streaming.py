@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -12,44 +12,67 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from steploop.async_engine import RequestStream
 from steploop.serve.errors import ApiError, as_api_error
 
 DONE = b"data: [DONE]\n\n"
 
-Events = AsyncIterator[dict[str, Any]]
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode
 _Result = TypeVar("_Result")
 
 
 class EventStream(Response):
-    """Server-sent events, one for each object of `events`, and OpenAI's end mark. An exception becomes an event, too.
+    """Server-sent events, and OpenAI's end mark. An exception becomes an event, too.
 
-    A client that reads slowly is waited for, `events` with it; `events` is closed when the client goes away.
+    A client that reads slowly is waited for, `events` with it.
+
+    Args:
+        events: As `encode` makes them.
+        streams: What they are made of; closed in the end, and when the client goes away.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: AsyncIterator[bytes], streams: Sequence[RequestStream]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
+        self._streams = streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await while_connected(receive, self._send(send))
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await while_connected(receive, self._send(send))
+        finally:
+            # Not left to the events: what was cancelled before it began does not clean up either.
+            close_all(self._streams)
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._events) as events:  # type: ignore[type-var]
             try:
                 async for event in events:
-                    await send({"type": "http.response.body", "body": encode(event), "more_body": True})
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
             except Exception as error:
-                await send({"type": "http.response.body", "body": encode(as_api_error(error).body), "more_body": True})
+                await send(
+                    {"type": "http.response.body", "body": encode(to_json(as_api_error(error).body)), "more_body": True}
+                )
         await send({"type": "http.response.body", "body": DONE})
 
 
-def encode(event: dict[str, Any]) -> bytes:
+def encode(text: str) -> bytes:
     """One event."""
-    return b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
+    return f"data: {text}\n\n".encode()
+
+
+def to_json(value: Any) -> str:
+    """`value` in one line of ASCII."""
+    return _encode_json(value)
+
+
+def close_all(streams: Sequence[RequestStream]) -> None:
+    """Aborts those that have not finished."""
+    for stream in streams:
+        stream.close()
 
 
 async def while_connected(receive: Receive, work: Awaitable[_Result]) -> _Result | None:
@@ -67,9 +90,12 @@ async def while_connected(receive: Receive, work: Awaitable[_Result]) -> _Result
         await asyncio.gather(task, watcher, return_exceptions=True)
 
 
-async def answer_whole(request: Request, make: Callable[[], Awaitable[Response]]) -> Response:
-    """The response, unless the client goes away before it is there."""
-    response = await while_connected(request.receive, make())
+async def answer_whole(request: Request, answer: Awaitable[Response], streams: Sequence[RequestStream]) -> Response:
+    """The answer, unless the client goes away before it is there; closes `streams`, which it is made of."""
+    try:
+        response = await while_connected(request.receive, answer)
+    finally:
+        close_all(streams)
     return ApiError(499, "the client has gone").response() if response is None else response
 
 
