@@ -66,6 +66,9 @@ class LLM:
         sampling_params: SamplingParamsArgument = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
@@ -74,6 +77,9 @@ class LLM:
         Args:
             messages: One conversation (a list of messages {"role": ..., "content": ...}) or a list of them.
             add_generation_prompt: End the prompt where the assistant's turn begins.
+            continue_final_message: End it within the last message instead, for the model to go on with it.
+            tools: Functions that the model may call: `{"type": "function", "function": {"name": ...}}`.
+            chat_template_kwargs: Further variables that the template knows, such as `enable_thinking`.
 
         Returns, raises and the other arguments: as `generate`.
         """
@@ -81,7 +87,13 @@ class LLM:
         conversations = _as_conversation_list(messages)
         prompts: list[Prompt] = []
         for conversation in conversations:
-            text = tokenizer.render_chat(conversation, add_generation_prompt=add_generation_prompt)
+            text = tokenizer.render_chat(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                continue_final_message=continue_final_message,
+                template_variables=chat_template_kwargs,
+            )
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode_rendered(text)})
         return self._run(self._prepare(prompts, sampling_params, priority), use_tqdm)
 

@@ -1,8 +1,10 @@
 // Requests added, aborted and counted from other threads while steps run, with limits at the door and a trace, for the
-// thread sanitizer; and that what each sample of a request gets, and its prompt's likelihood, does not depend on it.
+// thread sanitizer; and that what each sample of a request gets, by its bitmask too, and its prompt's likelihood, does not depend on it.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <map>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -35,10 +37,18 @@ SamplingParams params_of(int i) {
   return params;
 }
 
+// In the place of a grammar: after an odd token even ones may come, and the other way round.
+void allow_after(const StepOutput& output) {
+  TokenBitmask& bitmask = const_cast<TokenBitmask&>(*output.request->token_bitmask);  // this program's own
+  uint32_t* row = bitmask.words() + output.index * bitmask.words_per_row();
+  std::fill_n(row, bitmask.words_per_row(), output.token % 2 ? 0x55555555u : 0xAAAAAAAAu);
+}
+
 void step(Engine& engine, Tokens& tokens, int& num_ended) {
   engine.step([&](std::span<const StepOutput> outputs) {
     for (const StepOutput& output : outputs) {
       if (output.has_token) tokens[{output.request->id, output.index}].push_back(output.token);
+      if (output.has_token && output.request->token_bitmask) allow_after(output);
       if (output.brings_prompt_scores)
         for (const SampleResult& score : output.request->prompt_scores)
           tokens[{output.request->id, -1}].push_back(__builtin_bit_cast(TokenId, score.logprob));
@@ -57,6 +67,8 @@ std::string id_of(int client, int i) { return std::to_string(client) + "-" + std
 void add(Engine& engine, int client, int i) {
   RequestOptions options;
   options.tenant = std::to_string(client);
+  if (i % 4 == 2)
+    options.token_bitmask = std::make_shared<TokenBitmask>(params_of(i).n, engine.model_config().vocab_size);
   engine.add_request(id_of(client, i), std::vector<TokenId>(static_cast<size_t>(1 + 4 * i), client + 1), params_of(i),
                      options);
 }

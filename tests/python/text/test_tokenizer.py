@@ -74,6 +74,8 @@ def test_bad_messages(smollm: Tokenizer, messages: Any) -> None:
         "{% for",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",  # the sandbox's business
         "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{% include '/etc/passwd' %}",
         "{{ 1 / 0 }}",
         "{% for i in range(10 ** 9) %}x{% endfor %}",
     ],
@@ -116,3 +118,34 @@ def test_code_of_a_model_is_never_run(tiny_llama: Path, tmp_path: Path) -> None:
     except ModelLoadError:
         pass
     assert not trap.exists()
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def test_tools_and_variables_reach_the_template(tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% if tools %}{{ tools[0].function.name }} {% endif %}{{ mood }}{{ messages[0].content }}"
+    monkeypatch.setattr(tiny.hf, "chat_template", template)
+    assert tiny.render_chat(CHAT[-1:]) == "hi"
+    assert tiny.render_chat(CHAT[-1:], tools=[TOOL], template_variables={"mood": "calm "}) == "add calm hi"
+
+
+def test_a_template_that_knows_no_tools(tiny: Tokenizer) -> None:
+    assert tiny.render_chat(CHAT, tools=[TOOL]) == tiny.render_chat(CHAT)
+
+
+def test_the_template_for_tools_is_the_one_for_tools(tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny.hf, "chat_template", {"default": "plain", "tool_use": "tools: {{ tools | length }}"})
+    assert tiny.render_chat(CHAT) == "plain"
+    assert tiny.render_chat(CHAT, tools=[TOOL]) == "tools: 1"
+
+
+def test_the_last_message_is_continued(tiny: Tokenizer) -> None:
+    chat = [*CHAT, {"role": "assistant", "content": "I am"}]
+    assert tiny.render_chat(chat, add_generation_prompt=False, continue_final_message=True).endswith("I am")
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "conversation", "return_dict", "tools"])
+def test_variables_that_are_none(tiny: Tokenizer, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"must not be called {name}"):
+        tiny.render_chat(CHAT, template_variables={name: "{{ 1 }}"})
