@@ -195,7 +195,6 @@ class LLMEngine:
         request_id, options = request.request_id, request.options
         if arrival_time is not None:
             arrival_time = checked_time(arrival_time)
-        params = self._preparation.native_params(request.params)
         with deferred_interrupts(), self._lock:
             if request_id in self._requests:
                 raise DuplicateRequestError(f"request_id must be unique among requests in flight, got {request_id!r}")
@@ -205,7 +204,7 @@ class LLMEngine:
                 self._native.add_request(
                     request_id,
                     request.prompt_token_ids,
-                    params,
+                    request.native_params,
                     arrival_time=arrival_time,
                     priority=options.priority,
                     tenant=options.tenant,

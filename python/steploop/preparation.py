@@ -12,7 +12,6 @@ from steploop.request_state import RequestState
 from steploop.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from steploop import _C
     from steploop.config import EngineConfig
     from steploop.grammar.mask import GrammarMask
     from steploop.tokenizer import Tokenizer
@@ -66,16 +65,17 @@ class Preparation:
             raise RequestTooLongError(
                 f"the prompt must have at most max_num_queued_tokens={most} tokens, got {len(token_ids)}"
             )
+        native_params = params.to_native(self._bad_words(params))
         grammar = self._make_grammar(params)
-        return RequestState(request_id, text, token_ids, params, options, self._tokenizer, grammar)
+        return RequestState(request_id, text, token_ids, params, options, self._tokenizer, native_params, grammar)
 
     def close(self) -> None:
         """Ends what runs beside the engine. May be called again."""
         if self._compiler is not None:
             self._compiler.close()
 
-    def native_params(self, params: SamplingParams) -> _C.SamplingParams:
-        """Those of a prepared request."""
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """As tokens."""
         words: list[list[int]] = []
         for text in params.bad_words:
             assert self._tokenizer is not None
@@ -84,7 +84,7 @@ class Preparation:
                 token_ids = self._tokenizer.encode_rendered(spelling)
                 if token_ids and token_ids not in words:
                     words.append(token_ids)
-        return params.to_native(words)
+        return words
 
     def _make_grammar(self, params: SamplingParams) -> GrammarMask | None:
         if params.structured_outputs is None:

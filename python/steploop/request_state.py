@@ -29,11 +29,13 @@ class RequestState:
         params: SamplingParams,
         options: RequestOptions,
         tokenizer: Tokenizer | None,
+        native_params: _C.SamplingParams,
         grammar: GrammarMask | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self.params = params
+        self.native_params = native_params
         self.options = options
         self.grammar = grammar
         """What the next tokens must follow; None: nothing."""

@@ -44,7 +44,9 @@ class StopStrings:
 
 def _num_begun(text: str, stop: str) -> int:
     """How many characters at the end of `text` may be the beginning of `stop`."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
+    begin = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while begin >= 0:
+        if stop.startswith(text[begin:]):
+            return len(text) - begin
+        begin = text.find(stop[0], begin + 1)
     return 0

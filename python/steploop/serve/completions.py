@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, cast
 
 from fastapi import Request
@@ -17,6 +19,17 @@ from steploop.serve.protocol import CompletionRequest
 from steploop.serve.sampling import request_options, sampling_params
 from steploop.serve.service import Answer, Service, check_not_failed, merged, usage_of
 from steploop.serve.streaming import EventStream, answer_whole
+
+
+@dataclass
+class _Sent:
+    """What a stream has had of a choice."""
+
+    num_characters: int = 0
+    num_tokens: int = 0
+    token_offset: int = 0
+    """Characters of the tokens, each by itself: where the text_offset of logprobs stands."""
+    ended: bool = False
 
 
 async def create_completion(service: Service, body: CompletionRequest, request: Request) -> Response:
@@ -68,7 +81,7 @@ async def _whole(
         for completion in output.outputs:
             choice = _choice(number * n + completion.index, completion.text, completion)
             if body.logprobs is not None:
-                choice["logprobs"] = _logprobs(completion, body.logprobs, 0)
+                choice["logprobs"] = _logprobs(completion, body.logprobs, _Sent())
             if body.echo:
                 _prepend_prompt(service, choice, output, body)
             if body.prompt_logprobs is not None:
@@ -80,23 +93,24 @@ async def _whole(
 async def _stream(
     answer: Answer, streams: list[RequestStream], body: CompletionRequest, n: int
 ) -> AsyncIterator[bytes]:
-    sent: dict[int, tuple[int, int]] = {}  # characters and tokens, by choice
+    all_sent: dict[int, _Sent] = {}
     finished: dict[int, RequestOutput] = {}
     async for number, output in merged(streams):
         check_not_failed(output)
         choices = []
         for completion in output.outputs:
             index = number * n + completion.index
-            num_chars, num_tokens = sent.get(index, (0, 0))
-            if num_tokens < 0:
-                continue  # its end has been sent
-            if len(completion.text) == num_chars and not completion.finished:
+            sent = all_sent.setdefault(index, _Sent())
+            if sent.ended:
+                continue
+            if len(completion.text) == sent.num_characters and not completion.finished:
                 continue  # a part of a character, or of what may be a stop string
-            choice = _choice(index, completion.text[num_chars:], completion)
+            choice = _choice(index, completion.text[sent.num_characters :], completion)
             if body.logprobs is not None:
-                choice["logprobs"] = _logprobs(completion, body.logprobs, num_tokens)
+                choice["logprobs"] = _logprobs(completion, body.logprobs, sent)
             choices.append(choice)
-            sent[index] = (len(completion.text), -1 if completion.finished else len(completion.token_ids))
+            sent.num_characters, sent.num_tokens = len(completion.text), len(completion.token_ids)
+            sent.ended = completion.finished
         if output.finished:
             finished[number] = output
         if choices:
@@ -115,13 +129,14 @@ def _choice(index: int, text: str, completion: CompletionOutput) -> dict[str, An
     }
 
 
-def _logprobs(completion: CompletionOutput, num_top: int, first: int) -> dict[str, Any]:
+def _logprobs(completion: CompletionOutput, num_top: int, sent: _Sent) -> dict[str, Any]:
     assert completion.logprobs is not None
-    before = sum(
-        len(entry[token_id].decoded_token or "")
-        for token_id, entry in zip(completion.token_ids[:first], completion.logprobs, strict=False)
+    first = sent.num_tokens
+    logprobs = completion_logprobs(
+        completion.token_ids[first:], completion.logprobs[first:], num_top, offset=sent.token_offset
     )
-    return completion_logprobs(completion.token_ids[first:], completion.logprobs[first:], num_top, offset=before)
+    sent.token_offset += sum(map(len, logprobs["tokens"]))
+    return logprobs
 
 
 def _prepend_prompt(service: Service, choice: dict[str, Any], output: RequestOutput, body: CompletionRequest) -> None:
@@ -133,8 +148,8 @@ def _prepend_prompt(service: Service, choice: dict[str, Any], output: RequestOut
         return
     scored = completion_logprobs(output.prompt_token_ids, output.prompt_logprobs or [], body.logprobs, offset=0)
     scored["tokens"][0] = service.tokenizer.decode(output.prompt_token_ids[:1])
-    offset = sum(len(token) for token in scored["tokens"])
-    scored["text_offset"] = [len("".join(scored["tokens"][:place])) for place in range(len(scored["tokens"]))]
+    *offsets, offset = accumulate(map(len, scored["tokens"]), initial=0)
+    scored["text_offset"] = offsets
     of_output = choice["logprobs"]
     of_output["text_offset"] = [offset + place for place in of_output["text_offset"]]
     choice["logprobs"] = {name: scored[name] + of_output[name] for name in scored}

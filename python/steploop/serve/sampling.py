@@ -10,6 +10,8 @@ from steploop.serve.protocol import GenerationRequest, ResponseFormat
 from steploop.structured_outputs import StructuredOutputsParams
 
 MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 4096
+"""Of all together: they are looked for after each token."""
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 1024
 
@@ -54,6 +56,9 @@ def sampling_params(
         value = getattr(body, name)
         if isinstance(value, (list, dict)) and len(value) > most:
             raise InvalidRequestError(f"{name} must have at most {most} entries, got {len(value)}")
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if (size := sum(map(len, stops))) > MAX_STOP_CHARACTERS:
+        raise InvalidRequestError(f"stop must have at most {MAX_STOP_CHARACTERS} characters in all, got {size}")
     params = {name: getattr(body, name) for name in _SAME}
     for name, default in _OR_DEFAULT.items():
         value = getattr(body, name)

@@ -23,7 +23,7 @@ class Words:
 
 
 def state(**params: Any) -> RequestState:
-    return RequestState("r", "ab", [0, 1], SamplingParams(**params), RequestOptions(), Words())  # type: ignore[arg-type]
+    return RequestState("r", "ab", [0, 1], SamplingParams(**params), RequestOptions(), Words(), None)  # type: ignore[arg-type]
 
 
 def news(index: int, *token_ids: int, reason: str | None = None, **values: Any) -> Any:

@@ -199,6 +199,7 @@ def test_structured_outputs(client: httpx.Client) -> None:
         ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
         ({"stop": ["x"] * 65}, "stop"),
         ({"stop": 3}, "stop"),
+        ({"stop": "x" * 4097}, "stop"),
         ({"stop_token_ids": [5000]}, "stop_token_ids"),
         ({"logprobs": 21}, "logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
