@@ -34,7 +34,7 @@ struct RowGroup {
   int32_t term = 0;  // what the product with a weight of the group's format needs beside the codes
 
   int32_t offset() const { return term; }                               // kInt8: what its sum begins with
-  float sum() const { return __builtin_bit_cast(float, term); }         // kInt4: of the codes
+  float sum() const { return __builtin_bit_cast(float, term); }         // kInt4: of what the codes stand for
 };
 
 // Inputs of linear layers are rotated before they are quantised: each run of so many is multiplied by a Hadamard matrix,

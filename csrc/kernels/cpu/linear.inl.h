@@ -3,11 +3,18 @@
 
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/tile.h"
+#if STEPLOOP_ISA_AVX512
+#include "kernels/cpu/unpack_int4.inl.h"
+#endif
 
 namespace steploop::STEPLOOP_ISA {
 
 // A block of rows stays in L2 while the panels pass over it; each panel is used by all of its tiles.
 inline constexpr int kRowBlock = 112;
+
+// From how many rows on int4 panels are unpacked, where tiles are assembled; fewer do not make up for it.
+inline constexpr int kUnpackRows = 24;
+inline constexpr int64_t kUnpackedGroups = 18;  // of k at a time, so that they stay near
 
 // A linear layer with its input: what all of its tiles have in common.
 struct LinearTask {
@@ -99,7 +106,7 @@ inline void linear_tile(const LinearTask& task, int rows, int64_t row, int vecto
                 prefetch,
                 prefetch_step};
   if (const QuantizedRows& quantized = task.params.quantized; quantized.groups) {
-    args.words = quantized.group_size / 4;
+    args.words = (task.kind == TileKind::kInt4Groups ? kInt4Group : quantized.group_size) / 4;
     args.num_segments = task.weight.num_words() / args.words;
     args.groups = quantized.groups + row * quantized.groups_stride;
     args.groups_stride = quantized.groups_stride * static_cast<ptrdiff_t>(sizeof(RowGroup));
@@ -123,6 +130,81 @@ inline void linear_pass(const LinearTask& task, int rows, int64_t row, int64_t p
   }
 }
 
+// A block of rows, cut into tiles of near-equal height.
+struct RowTiles {
+  RowTiles(int rows, int max_rows)
+      : count((rows + max_rows - 1) / max_rows), height(rows / count), taller(rows % count) {}
+  int rows_of(int tile) const { return height + (tile < taller); }
+
+  int count;
+  int height, taller;
+};
+
+// How far each of the words that pass while `bytes` are to be brought near takes the stream.
+SL_INLINE int64_t prefetch_step(int64_t bytes, int64_t num_words) {
+  return std::min<int64_t>(ceil_div(bytes, num_words), 64);
+}
+
+#if STEPLOOP_ISA_AVX512
+
+// Many rows of int4: the groups of these panels that are unpacked, times a block of rows, to c or added to it.
+struct UnpackedPanels {
+  static constexpr int kMaxPanels = 2;
+
+  alignas(64) char groups[kMaxPanels][kUnpackedGroups * kUnpackedInt4GroupBytes];
+  alignas(64) float c[kRowBlock * kMaxPanels * PackedLinear::kPanel];  // tile by tile
+
+  void multiply(const LinearTask& task, const RowTiles& tiles, int64_t row, int64_t panel, int vectors, int64_t first,
+                int64_t count) {
+    const char* b[2 * kMaxPanels];
+    for (int v = 0; v < vectors; v += 2) {
+      unpack_int4(task.weight.panel(panel + v / 2), first, count, groups[v / 2]);
+      b[v] = groups[v / 2];
+      b[v + 1] = groups[v / 2] + 64;
+    }
+    const QuantizedRows& a = task.params.quantized;
+    const char* next = task.weight.panel(panel + vectors / 2) + vectors / 2 * first * PackedLinear::kInt4GroupBytes;
+    const int64_t words = count * 4;
+    const int64_t step = prefetch_step(vectors / 2 * count * PackedLinear::kInt4GroupBytes, tiles.count * words);
+    float* out = c;
+    for (int t = 0; t < tiles.count; ++t, next += words * step) {
+      TileArgs args{};
+      args.a = task.a + row * task.a_stride + first * kInt4Group;
+      args.a_stride = task.a_stride;
+      args.b = b;
+      args.num_segments = count;
+      args.c = out;
+      args.accumulate = first > 0;
+      args.prefetch = next;
+      args.prefetch_step = step;
+      args.groups = a.groups + row * a.groups_stride + first;
+      args.groups_stride = a.groups_stride * static_cast<ptrdiff_t>(sizeof(RowGroup));
+      run_tile(TileKind::kInt4Unpacked, vectors, tiles.rows_of(t), args);
+      row += tiles.rows_of(t);
+      out += tiles.rows_of(t) * vectors * kLanes;
+    }
+  }
+};
+
+inline void linear_unpacked(const LinearTask& task, int rows, int64_t row, int64_t panel_begin, int64_t panel_end) {
+  UnpackedPanels panels;
+  const int vectors = block_vectors(TileKind::kInt4Unpacked);
+  const RowTiles tiles(rows, max_tile_rows(TileKind::kInt4Unpacked, vectors));
+  const int64_t num_groups = task.weight.num_words() * 4 / kInt4Group;
+  for (int64_t panel = panel_begin; panel < panel_end;) {
+    const int width = std::min<int>(vectors, static_cast<int>(panel_end - panel) * 2);
+    for (int64_t group = 0; group < num_groups; group += kUnpackedGroups)
+      panels.multiply(task, tiles, row, panel, width, group, std::min(kUnpackedGroups, num_groups - group));
+    const float* c = panels.c;
+    for (int r = 0; r < rows; ++r)
+      for (int v = 0; v < width; v += 2, c += PackedLinear::kPanel)
+        apply_epilogue(task, row + r, panel + v / 2, load(c), load(c + kLanes));
+    panel += width / 2;
+  }
+}
+
+#endif
+
 // Rows [row_begin, row_end) times panels [panel_begin, panel_end).
 inline void linear(const PackedLinear& weight, const LinearParams& params, int64_t row_begin, int64_t row_end,
                    int64_t panel_begin, int64_t panel_end) {
@@ -137,20 +219,25 @@ inline void linear(const PackedLinear& weight, const LinearParams& params, int64
       linear_pass(task, rows, begin, panel_begin, panel_end);
       continue;
     }
-    const int num_tiles = (rows + max_rows - 1) / max_rows;  // of near-equal height
-    const int height = rows / num_tiles, taller = rows % num_tiles;
+#if STEPLOOP_ISA_AVX512
+    if (task.kind == TileKind::kInt4Groups && rows >= kUnpackRows) {
+      linear_unpacked(task, rows, begin, panel_begin, panel_end);
+      continue;
+    }
+#endif
+    const RowTiles tiles(rows, max_rows);
     for (int64_t panel = panel_begin; panel < panel_end;) {
       const int width = std::min<int>(vectors, static_cast<int>(panel_end - panel) * 2);
       // The tiles of these panels bring the next ones near, each an equal part of them, so that memory is never waited for
       // nor idle. A prefetch past the end is harmless.
       const int64_t bytes = width / 2 * weight.panel_bytes();
-      const int64_t step = std::min<int64_t>(ceil_div(bytes, num_tiles * weight.num_words()), 64);
+      const int64_t step = prefetch_step(bytes, tiles.count * weight.num_words());
       const char* next = weight.panel(panel) + bytes;
       int64_t row = begin;
-      for (int t = 0; t < num_tiles; ++t) {
-        const int tile_rows = height + (t < taller);
-        linear_tile(task, tile_rows, row, width, panel, Prefetch::kStream, next + t * weight.num_words() * step, step);
-        row += tile_rows;
+      for (int t = 0; t < tiles.count; ++t) {
+        linear_tile(task, tiles.rows_of(t), row, width, panel, Prefetch::kStream, next + t * weight.num_words() * step,
+                    step);
+        row += tiles.rows_of(t);
       }
       panel += width / 2;
     }

@@ -101,7 +101,7 @@ void quantize_row(const QuantizedRows& out, int64_t row, int size, Value value) 
       constexpr int kVectors = static_cast<int>(kInt4Group) / kLanes;
       for (int v = 0; v < num_vectors; v += kVectors, codes += kInt4Group) {
         const auto sum = static_cast<float>(store_codes_of(x + v, kVectors, scale.inverse, codes));
-        *group++ = {scale.scale, __builtin_bit_cast(int32_t, sum)};
+        *group++ = {scale.scale, __builtin_bit_cast(int32_t, sum* scale.scale)};
       }
     } else {
       *group++ = {scale.scale, -kInt8Offset * store_codes_of(x, num_vectors, scale.inverse, codes)};

@@ -12,6 +12,9 @@ using Ints = __m512i;
 SL_INLINE Floats zero() { return _mm512_setzero_ps(); }
 SL_INLINE Floats splat(float x) { return _mm512_set1_ps(x); }
 SL_INLINE Floats load(const float* p) { return _mm512_loadu_ps(p); }
+SL_INLINE Floats load_half(const char* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 SL_INLINE void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
 SL_INLINE __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }  // 0 <= n <= 16
 SL_INLINE Floats load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
@@ -57,11 +60,14 @@ SL_INLINE Floats round_nearest(Floats x) { return _mm512_roundscale_ps(x, 8); }
 SL_INLINE Floats scale_by_power(Floats x, Floats power) { return _mm512_scalef_ps(x, power); }  // x * 2^power
 
 SL_INLINE Words load_words(const char* p) { return _mm512_loadu_si512(p); }
+SL_INLINE void store_words(char* p, Words x) { _mm512_storeu_si512(p, x); }
 SL_INLINE Words splat_word(const char* p) {
   int32_t word;
   std::memcpy(&word, p, 4);
   return _mm512_set1_epi32(word);
 }
+SL_INLINE Words low_nibbles(Words x) { return _mm512_and_si512(x, _mm512_set1_epi32(0x0f0f0f0f)); }
+SL_INLINE Words high_nibbles(Words x) { return low_nibbles(_mm512_srli_epi32(x, 4)); }
 SL_INLINE Ints load_ints(const int32_t* p) { return _mm512_loadu_si512(p); }
 SL_INLINE void store(int32_t* p, Ints x) { _mm512_storeu_si512(p, x); }
 SL_INLINE Ints splat_int(int32_t x) { return _mm512_set1_epi32(x); }

@@ -24,6 +24,7 @@ enum class TileKind {
   // the sums, times their scales, are added up in float32.
   kInt8Groups,
   kInt4Groups,
+  kInt4Unpacked,  // the same, of panels that unpack_int4 has unpacked; assembled only, and words need not be given
 };
 
 enum class Prefetch {
@@ -41,10 +42,10 @@ struct TileArgs {
   int64_t words;  // of k per segment, each 4 bytes of a
   void* c;  // [rows][vectors * 16] float32, int32 for kInt8, `c_stride` elements apart
   ptrdiff_t c_stride;
-  int64_t accumulate;  // start from c instead of zero; not with groups
+  int64_t accumulate;  // start from c instead of zero; of those with groups, kInt4Unpacked only
   const char* prefetch = nullptr;  // kStream: null for nothing
   ptrdiff_t prefetch_step = 0;
-  // With groups, segments are the input groups, one after the other, each vector's b given only once; these are a's,
+  // With groups, segments are the weight's groups, one after the other, each vector's b given only once; these are a's,
   // rows `groups_stride` bytes apart. c must be contiguous.
   const RowGroup* groups = nullptr;
   ptrdiff_t groups_stride = 0;
@@ -60,14 +61,16 @@ inline constexpr int kMaxTileVectors = 28;  // rows times vectors, of any tile
 
 #if STEPLOOP_ISA_AVX512
 
-// [kind of prefetch][vectors 1, 2, 4, 8][rows 1..14], of int4 [vectors 2, 4, 8][rows 1..7]; null: no such shape.
+// [kind of prefetch][vectors 1, 2, 4, 8][rows 1..14], of int4 [vectors 2, 4, 8][rows 1..5], of int4 unpacked
+// [vectors 2, 4][rows 1..3]; null: no such shape.
 extern "C" {
 extern const steploop::TileFunction steploop_float32_tiles[2][4][14];
 extern const steploop::TileFunction steploop_bfloat16_tiles[2][4][14];
 extern const steploop::TileFunction steploop_widened_tiles[2][4][14];
 extern const steploop::TileFunction steploop_int8_tiles[2][4][14];
 extern const steploop::TileFunction steploop_int8_groups_tiles[2][4][14];
-extern const steploop::TileFunction steploop_int4_groups_tiles[2][3][7];
+extern const steploop::TileFunction steploop_int4_groups_tiles[2][3][5];
+extern const steploop::TileFunction steploop_int4_unpacked_tiles[2][3];
 }
 
 #endif
@@ -86,14 +89,17 @@ inline constexpr int kMaxTileCells = STEPLOOP_ISA_AVX2 ? 4 : 16;
 // The tallest tile of a kind with 1, 2, 4 or 8 vectors.
 SL_INLINE int max_tile_rows(TileKind kind, int vectors) {
   if (!is_assembled(kind)) return std::min(4, kMaxTileCells / vectors);
-  if (kind == TileKind::kInt4Groups) return 14 / vectors;  // as integers and as floats
+  if (kind == TileKind::kInt4Groups) return 11 / vectors;  // as integers and as floats, and 8 more
+  if (kind == TileKind::kInt4Unpacked) return 3;
   if (kind == TileKind::kWidened) return vectors == 2 ? 12 : vectors == 4 ? 5 : 1;  // b in two registers each
   return vectors <= 2 ? 14 : vectors == 4 ? 6 : 2;  // leaves a register for each vector of b, and some for a
 }
 
 // How wide the tiles of many rows are. Of 8 bits 6 rows by 4 vectors need fewer loads beside their products than 14 by 2,
 // which counts where a core's two threads share what it can issue; the other kinds have not the registers.
-SL_INLINE int block_vectors(TileKind kind) { return is_assembled(kind) && kind == TileKind::kInt8Groups ? 4 : 2; }
+SL_INLINE int block_vectors(TileKind kind) {
+  return is_assembled(kind) && (kind == TileKind::kInt8Groups || kind == TileKind::kInt4Unpacked) ? 4 : 2;
+}
 
 SL_INLINE int vectors_index(int vectors) { return vectors == 8 ? 3 : vectors / 2; }
 
@@ -169,38 +175,34 @@ void int8_groups_tile(const TileArgs& args) {
   }
 }
 
-// c += (sum of (weight's scale * sum of products + weight's minimum * sum of the row's codes)) * row's scale
+// c += minimum * the row's sum, and then c += (weight's scale * sum of products) * row's scale
+SL_INLINE Floats fold_int4(Floats c, Ints sum, Floats scale, Floats minimum, const RowGroup& group) {
+  c = fma(minimum, splat(group.sum()), c);
+  return fma(mul(to_floats(sum), scale), splat(group.scale), c);
+}
+
 template <int kRows, int kVectors>
 void int4_groups_tile(const TileArgs& args) {
   constexpr int kLine = 64;
-  constexpr int64_t kGroupBytes = PackedLinear::kInt4GroupBytes;
-  const int64_t num_groups = args.words * 4 / kInt4Group;  // that share the row's scale
-  Floats total[kRows][kVectors] = {};
-  for (int64_t s = 0; s < args.num_segments; ++s) {
-    Floats acc[kRows][kVectors] = {};
-    for (int64_t g = s * num_groups; g < (s + 1) * num_groups; ++g)
-      for (int v = 0; v < kVectors; ++v) {
-        const char* b = args.b[v - v % 2] + g * kGroupBytes + v % 2 * kLine;
-        const Floats scale = load_half(b + 8 * kLine - v % 2 * kLine / 2);
-        const Floats minimum = load_half(b + 9 * kLine - v % 2 * kLine / 2);
-        for (int r = 0; r < kRows; ++r) {
-          const char* a = args.a + r * args.a_stride + g * kInt4Group;
-          Ints sum = splat_int(0);
-          for (int i = 0; i < 4; ++i) {
-            const Words words = load_words(b + i * 2 * kLine);
-            sum = NibbleDot::step(sum, a + i * 8, low_nibbles(words));
-            sum = NibbleDot::step(sum, a + i * 8 + 4, high_nibbles(words));
-          }
-          acc[r][v] = fma(to_floats(sum), scale, acc[r][v]);
-          acc[r][v] = fma(minimum, splat(group_of(args, r, g).sum()), acc[r][v]);
+  Floats acc[kRows][kVectors] = {};
+  for (int64_t g = 0; g < args.num_segments; ++g)
+    for (int v = 0; v < kVectors; ++v) {
+      const char* b = args.b[v - v % 2] + g * PackedLinear::kInt4GroupBytes + v % 2 * kLine;
+      const Floats scale = load_half(b + 8 * kLine - v % 2 * kLine / 2);
+      const Floats minimum = load_half(b + 9 * kLine - v % 2 * kLine / 2);
+      for (int r = 0; r < kRows; ++r) {
+        const char* a = args.a + r * args.a_stride + g * kInt4Group;
+        Ints sum = splat_int(0);
+        for (int i = 0; i < 4; ++i) {
+          const Words words = load_words(b + i * 2 * kLine);
+          sum = NibbleDot::step(sum, a + i * 8, low_nibbles(words));
+          sum = NibbleDot::step(sum, a + i * 8 + 4, high_nibbles(words));
         }
+        acc[r][v] = fold_int4(acc[r][v], sum, scale, minimum, group_of(args, r, g));
       }
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < kVectors; ++v)
-        total[r][v] = fma(acc[r][v], splat(group_of(args, r, s * num_groups).scale), total[r][v]);
-  }
+    }
   for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kVectors; ++v) store(static_cast<float*>(args.c) + (r * kVectors + v) * kLanes, total[r][v]);
+    for (int v = 0; v < kVectors; ++v) store(static_cast<float*>(args.c) + (r * kVectors + v) * kLanes, acc[r][v]);
 }
 
 #endif
@@ -251,6 +253,7 @@ SL_INLINE TileFunction tile_function(TileKind kind, int vectors, int rows, Prefe
     case TileKind::kInt8: return steploop_int8_tiles[p][v][r];
     case TileKind::kInt8Groups: return steploop_int8_groups_tiles[p][v][r];
     case TileKind::kInt4Groups: return steploop_int4_groups_tiles[p][v - 1][r];
+    case TileKind::kInt4Unpacked: return steploop_int4_unpacked_tiles[v - 1][r];
   }
 #else
   (void)prefetch;
@@ -261,6 +264,7 @@ SL_INLINE TileFunction tile_function(TileKind kind, int vectors, int rows, Prefe
     case TileKind::kInt8: return TileTable<Int8Tile>::functions[v][r];
     case TileKind::kInt8Groups: return TileTable<Int8GroupsTile>::functions[v][r];
     case TileKind::kInt4Groups: return TileTable<Int4GroupsTile>::functions[v][r];
+    case TileKind::kInt4Unpacked: break;
   }
 #endif
   __builtin_unreachable();
