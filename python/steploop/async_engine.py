@@ -19,6 +19,8 @@ from steploop.outputs import RequestOutput
 from steploop.prompts import Prompt
 from steploop.sampling_params import SamplingParams
 
+_COMPILERS = 16  # threads: more than may wait to compile, so that those whose grammars are known need not
+
 
 class AsyncLLMEngine:
     """Serves many requests at once to the coroutines of one or several event loops.
@@ -50,7 +52,7 @@ class AsyncLLMEngine:
         self.engine = LLMEngine(config, trace=trace, **settings)
         """What the thread steps. To ask, not to step, drain or close."""
         self._on_step = on_step
-        self._compilers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="steploop-grammar")
+        self._compilers = ThreadPoolExecutor(max_workers=_COMPILERS, thread_name_prefix="steploop-grammar")
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # guards what follows
         self._streams: dict[str, RequestStream] = {}
@@ -107,6 +109,8 @@ class AsyncLLMEngine:
         # much longer, those who tokenise.
         has_grammar = isinstance(sampling_params, SamplingParams) and sampling_params.structured_outputs is not None
         prepare = partial(self.engine.prepare_request, request_id, prompt, sampling_params, **options)
+        if self._error is not None or self._closing:
+            raise EngineDeadError("the engine has ended")
         request = await loop.run_in_executor(self._compilers if has_grammar else None, prepare)
         stream = RequestStream(self, request_id, loop)
         with self._lock:
@@ -162,7 +166,7 @@ class AsyncLLMEngine:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self.engine.close()
-        self._compilers.shutdown(wait=False)
+        self._compilers.shutdown(wait=False, cancel_futures=True)
 
     async def __aenter__(self) -> AsyncLLMEngine:
         return self

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from steploop.checks import checked_int
 from steploop.errors import InvalidRequestError, ModelLoadError
 from steploop.weights.checkpoint import TokenizerFiles
@@ -140,7 +142,8 @@ class Tokenizer:
             tools = None  # it knows of none
         variables = template_variables or {}
         # Else a variable could set what is no variable: the template itself, for one.
-        if taken := set(variables) & set(inspect.signature(self.hf.apply_chat_template).parameters):
+        parameters = inspect.signature(self.hf.apply_chat_template).parameters
+        if taken := set(variables) & {"messages", "conversations", *parameters}:
             raise InvalidRequestError(f"variables of a chat template must not be called {', '.join(sorted(taken))}")
         try:
             text: str = self.hf.apply_chat_template(
@@ -152,7 +155,8 @@ class Tokenizer:
                 **variables,
             )
         except Exception as error:  # a template may fail in as many ways as a program
-            raise InvalidRequestError(f"the model's chat template does not accept these messages: {error}") from error
+            reason = error if isinstance(error, TemplateError) else type(error).__name__
+            raise InvalidRequestError(f"the model's chat template does not accept these messages: {reason}") from error
         return text
 
     def _token_ids(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -47,7 +47,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="what requests in flight have to end in after SIGTERM or Ctrl-C, before they are cut off (default 60)",
+        help="how long requests go on after SIGTERM or Ctrl-C; then they end with what they have (default 60)",
     )
     server.add_argument("--access-log", action="store_true", help="log each HTTP request to standard error")
     add_full_engine_options(parser)

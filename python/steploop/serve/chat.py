@@ -102,6 +102,8 @@ def _as_object(arguments: str) -> Any:
 
 def _params(service: Service, body: ChatCompletionRequest, use: ToolUse, num_prompt_tokens: int) -> SamplingParams:
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if body.truncate_prompt_tokens is not None and body.truncate_prompt_tokens > 0:
+        num_prompt_tokens = min(num_prompt_tokens, body.truncate_prompt_tokens)
     if max_tokens is None:
         max_tokens = service.max_model_len - num_prompt_tokens
         if max_tokens < 1:
@@ -127,7 +129,7 @@ async def _whole(
     async for _, output in merged(streams):
         last = output
     assert last is not None
-    check_not_failed(last)
+    check_not_failed(last, body)
     choices = []
     for completion in last.outputs:
         content, calls = _Writer(use, template).push(completion)
@@ -146,7 +148,7 @@ async def _stream(
     writers: dict[int, _Writer] = {}
     last: RequestOutput | None = None
     async for _, output in merged(streams):
-        check_not_failed(output)
+        check_not_failed(output, body)
         choices = []
         for completion in output.outputs:
             writer = writers.get(completion.index)

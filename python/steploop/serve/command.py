@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 import math
 import os
@@ -26,6 +27,7 @@ try:
 except ImportError as error:
     raise InvalidArgumentError(f"serve needs further packages ({error}): pip install 'steploop[serve]'") from None
 
+_SLOW_CLIENTS_S = 5  # for those who still read when the engine is done
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
@@ -56,11 +58,13 @@ def run_serve(arguments: argparse.Namespace) -> None:
                 Guard(app, api_key=api_key, max_body_bytes=arguments.max_body_bytes),
                 log_level="info" if arguments.access_log else "warning",
                 access_log=arguments.access_log,
-                timeout_graceful_shutdown=math.ceil(arguments.drain_timeout),
+                timeout_graceful_shutdown=math.ceil(arguments.drain_timeout) + _SLOW_CLIENTS_S,
                 server_header=False,
                 ws="none",
             ),
+            engine,
             name,
+            arguments.drain_timeout,
         )
         if arguments.host not in _LOCAL_HOSTS and api_key is None:
             print(
@@ -74,9 +78,11 @@ def run_serve(arguments: argparse.Namespace) -> None:
 class _Server(uvicorn.Server):
     """Says where it listens, and ends with status 0 when it is told to."""
 
-    def __init__(self, config: uvicorn.Config, name: str) -> None:
+    def __init__(self, config: uvicorn.Config, engine: AsyncLLMEngine, name: str, drain_timeout: float) -> None:
         super().__init__(config)
+        self._engine = engine
         self._name = name
+        self._drain_timeout = drain_timeout
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -85,6 +91,14 @@ class _Server(uvicorn.Server):
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         address = f"[{host}]" if ":" in host else host
         print(f"steploop: serving {self._name} at http://{address}:{port}", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # What takes longer is aborted, so that its client gets a whole answer with what there is.
+        drain = asyncio.create_task(self._engine.drain(self._drain_timeout))
+        try:
+            await super().shutdown(sockets)
+        finally:
+            drain.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not the base's, which raises the signal again once all is done. A second one does not wait any more.

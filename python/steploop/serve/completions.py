@@ -17,7 +17,7 @@ from steploop.prompts import Prompt
 from steploop.serve.logprobs import completion_logprobs, prompt_logprobs
 from steploop.serve.protocol import CompletionRequest
 from steploop.serve.sampling import request_options, sampling_params
-from steploop.serve.service import Answer, Service, check_not_failed, merged, usage_of
+from steploop.serve.service import Answer, Service, check_not_failed, in_thread, merged, usage_of
 from steploop.serve.streaming import EventStream, answer_whole
 
 
@@ -49,9 +49,14 @@ async def create_completion(service: Service, body: CompletionRequest, request: 
     if body.echo and body.stream:
         raise InvalidRequestError("echo must be false in a stream")
     scored = body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs
+    if scored is not None and n > 1:
+        raise InvalidRequestError("n must be 1 with prompt_logprobs, and with echo and logprobs")
+    max_tokens = 16 if body.max_tokens is None else body.max_tokens
+    if body.add_special_tokens is False:
+        prompts = await in_thread(_without_special_tokens, service, prompts)
     params = sampling_params(
         body,
-        max_tokens=16 if body.max_tokens is None else body.max_tokens,
+        max_tokens=1 if _only_scores(body) else max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=scored,
     )
@@ -60,6 +65,20 @@ async def create_completion(service: Service, body: CompletionRequest, request: 
     if body.stream:
         return EventStream(_stream(answer, streams, body, n), streams)
     return await answer_whole(request, _whole(service, answer, streams, body, n), streams)
+
+
+def _only_scores(body: CompletionRequest) -> bool:
+    """Whether it asks for the prompt's log-probabilities alone. The engine makes a token all the same."""
+    return body.max_tokens == 0 and bool(body.echo)
+
+
+def _without_special_tokens(service: Service, prompts: list[Prompt]) -> list[Prompt]:
+    return [
+        {"prompt": prompt, "prompt_token_ids": service.tokenizer.encode_rendered(prompt)}
+        if isinstance(prompt, str)
+        else prompt
+        for prompt in prompts
+    ]
 
 
 def _prompts(body: CompletionRequest) -> list[Prompt]:
@@ -77,17 +96,22 @@ async def _whole(
         outputs[number] = output
     choices = []
     for number, output in sorted(outputs.items()):
-        check_not_failed(output)
+        check_not_failed(output, body)
         for completion in output.outputs:
             choice = _choice(number * n + completion.index, completion.text, completion)
             if body.logprobs is not None:
                 choice["logprobs"] = _logprobs(completion, body.logprobs, _Sent())
+            if _only_scores(body):
+                _drop_output(choice)
             if body.echo:
                 _prepend_prompt(service, choice, output, body)
             if body.prompt_logprobs is not None:
                 choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
             choices.append(choice)
-    return answer.whole(choices, usage_of(list(outputs.values())))
+    usage = usage_of(list(outputs.values()))
+    if _only_scores(body):
+        usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+    return answer.whole(choices, usage)
 
 
 async def _stream(
@@ -96,7 +120,7 @@ async def _stream(
     all_sent: dict[int, _Sent] = {}
     finished: dict[int, RequestOutput] = {}
     async for number, output in merged(streams):
-        check_not_failed(output)
+        check_not_failed(output, body)
         choices = []
         for completion in output.outputs:
             index = number * n + completion.index
@@ -139,6 +163,12 @@ def _logprobs(completion: CompletionOutput, num_top: int, sent: _Sent) -> dict[s
     return logprobs
 
 
+def _drop_output(choice: dict[str, Any]) -> None:
+    choice |= {"text": "", "finish_reason": "length", "stop_reason": None}
+    if choice["logprobs"] is not None:
+        choice["logprobs"] = {name: [] for name in choice["logprobs"]}
+
+
 def _prepend_prompt(service: Service, choice: dict[str, Any], output: RequestOutput, body: CompletionRequest) -> None:
     text = output.prompt
     if text is None:
@@ -146,7 +176,8 @@ def _prepend_prompt(service: Service, choice: dict[str, Any], output: RequestOut
     choice["text"] = text + choice["text"]
     if body.logprobs is None:
         return
-    scored = completion_logprobs(output.prompt_token_ids, output.prompt_logprobs or [], body.logprobs, offset=0)
+    entries = output.prompt_logprobs or [None] * len(output.prompt_token_ids)  # none if it ended before
+    scored = completion_logprobs(output.prompt_token_ids, entries, body.logprobs, offset=0)
     scored["tokens"][0] = service.tokenizer.decode(output.prompt_token_ids[:1])
     *offsets, offset = accumulate(map(len, scored["tokens"]), initial=0)
     scored["text_offset"] = offsets

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
 
-_PARAMETER = re.compile(r"(?:each of |the (?:values of |tokens of )?)?([a-z][a-z_]*)\b")
+_PARAMETER = re.compile(r"(?:each of |the values of |the tokens of |the (?=prompt\b))?([a-z][a-z_]*)\b")
 _FIELD = re.compile(r"(?!(?:str|int|float|bool)$)[a-z_]+")
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -34,7 +34,7 @@ class ApiError(Exception):
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = message.encode("utf-8", "backslashreplace").decode()  # it may quote half a surrogate pair
         self.param = param
         self.code = code
 
@@ -106,7 +106,8 @@ def _describe_invalid(error: RequestValidationError) -> ApiError:
         return ApiError(400, f"the body must be JSON: {first.get('ctx', {}).get('error', '')}", code="invalid_json")
     param = ".".join(map(str, place)) or None
     if first["type"] == "extra_forbidden":
-        return ApiError(400, f"{param} is not a parameter of this request", param=param, code="unknown_parameter")
+        name = str(first["loc"][-1])[:64]
+        return ApiError(400, f"{name} is not a parameter of this request", param=name, code="unknown_parameter")
     if param is None:
         return ApiError(400, f"the body must be an object of JSON: {first['msg']}", code="invalid_type")
     # One for each type that the field may have.

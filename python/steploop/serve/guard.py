@@ -25,7 +25,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, max_body_bytes: int) -> None:
         self._app = app
-        self._expected = None if api_key is None else b"Bearer " + api_key.encode()
+        self._api_key = None if api_key is None else api_key.encode()
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,10 +45,10 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check_key(self, scope: Scope) -> None:
-        if self._expected is None or scope["path"] in _OPEN_PATHS:
+        if self._api_key is None or scope["path"] in _OPEN_PATHS:
             return
-        given = _header(scope["headers"], b"authorization") or b""
-        if not hmac.compare_digest(given, self._expected):
+        scheme, _, given = (_header(scope["headers"], b"authorization") or b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._api_key):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
     async def _read(self, scope: Scope, receive: Receive) -> Receive:

@@ -23,7 +23,7 @@ def completion_logprobs(
         text = (None if entry is None else entry[token_id].decoded_token) or ""
         tokens.append(text)
         values.append(None if entry is None else _finite(entry[token_id].logprob))
-        tops.append(None if entry is None else {_text(one): _finite(one.logprob) for one in _top(entry, num_top)})
+        tops.append(None if entry is None else _top_by_text(entry, num_top, entry[token_id]))
         offsets.append(offset)
         offset += len(text)
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
@@ -54,6 +54,14 @@ def prompt_logprobs(entries: Sequence[Entry | None]) -> list[dict[str, Any] | No
 def _top(entry: Entry, num_top: int) -> list[Logprob]:
     """The most likely come first; the chosen token after them, if it is none of them."""
     return list(entry.values())[:num_top]
+
+
+def _top_by_text(entry: Entry, num_top: int, chosen: Logprob) -> dict[str, float]:
+    """With the chosen token. Of several with the same text, such as parts of characters, the likeliest."""
+    by_text: dict[str, float] = {}
+    for one in (*_top(entry, num_top), chosen):
+        by_text.setdefault(_text(one), _finite(one.logprob))
+    return by_text
 
 
 def _chat_entry(one: Logprob) -> dict[str, Any]:

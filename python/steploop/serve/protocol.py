@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+
+_MAX_FIELDS = 256
+MAX_BIASES = 1024
+_Item = TypeVar("_Item")
+
+
+class _FirstErrorOnly(FailFast):
+    """Of a list's items: a body may have a million."""
+
+    def __hash__(self) -> int:  # a type with it can be one of several
+        return hash(type(self))
+
+
+List = Annotated[list[_Item], _FirstErrorOnly()]
+
+
+def _check_number_of_fields(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > _MAX_FIELDS:
+        raise ValueError(f"it must have at most {_MAX_FIELDS} entries, got {len(value)}")
+    return value
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    _few = model_validator(mode="before")(_check_number_of_fields)
 
-class StreamOptions(_Body):
-    """What a stream has besides text."""
+
+class StreamOptions(BaseModel):
+    """What a stream has besides text. Further options are ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     include_usage: bool = False
 
@@ -38,10 +62,16 @@ class StructuredOutputs(_Body):
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: List[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool = False
+
+
+def _check_number_of_biases(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise ValueError(f"it must have at most {MAX_BIASES} entries, got {len(value)}")
+    return value
 
 
 class GenerationRequest(_Body):
@@ -56,17 +86,17 @@ class GenerationRequest(_Body):
     repetition_penalty: float | None = None
     presence_penalty: float | None = 0.0
     frequency_penalty: float | None = 0.0
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_check_number_of_biases)] | None = None
+    allowed_token_ids: List[int] | None = None
+    bad_words: List[str] | None = None
     seed: int | None = None
     min_tokens: int | None = 0
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
+    stop: str | List[str] | None = None
+    stop_token_ids: List[int] | None = None
+    include_stop_str_in_output: bool | None = False
+    ignore_eos: bool | None = False
+    skip_special_tokens: bool | None = True
+    spaces_between_special_tokens: bool | None = True
     truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputs | None = None
     response_format: ResponseFormat | None = None
@@ -77,35 +107,47 @@ class GenerationRequest(_Body):
     tenant: str | None = None
     cache_salt: str | None = None
     deadline_ms: float | None = None
-    # OpenAI's own accounting, of no effect here.
+    # For OpenAI's own models and accounting, of no effect here.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
 
 
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | List[str] | List[int] | List[List[int]]
     max_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool | None = False
     best_of: int | None = None
     suffix: str | None = None
+    add_special_tokens: bool | None = True
 
 
-class FunctionCall(_Body):
+class _SentBack(BaseModel):
+    """What clients send back as they got it, and what they made of it: further fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    _few = model_validator(mode="before")(_check_number_of_fields)
+
+
+class FunctionCall(_SentBack):
     """A function that the model has called, with its arguments as JSON."""
 
     name: str
     arguments: str
 
 
-class ToolCall(_Body):
+class ToolCall(_SentBack):
     """One in an earlier answer."""
 
     id: str | None = None
@@ -114,24 +156,20 @@ class ToolCall(_Body):
     index: int | None = None
 
 
-class ContentPart(BaseModel):
+class ContentPart(_SentBack):
     """A part of a message: only text can be read."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     type: str
     text: str | None = None
 
 
-class ChatMessage(BaseModel):
-    """A message of a conversation. Further fields are ignored: clients send back what servers have sent."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
+class ChatMessage(_SentBack):
+    """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | List[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: List[ToolCall] | None = None
     tool_call_id: str | None = None
 
 
@@ -167,12 +205,12 @@ class NamedToolChoice(_Body):
 class ChatCompletionRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
-    messages: list[ChatMessage]
+    messages: List[ChatMessage]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: List[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = True
     add_generation_prompt: bool = True
@@ -185,10 +223,10 @@ class TokenizeRequest(_Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: List[ChatMessage] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
-    tools: list[Tool] | None = None
+    tools: List[Tool] | None = None
     return_token_strs: bool = False
 
 
@@ -196,4 +234,4 @@ class DetokenizeRequest(_Body):
     """`POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: List[int]

@@ -12,7 +12,6 @@ from steploop.structured_outputs import StructuredOutputsParams
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 4096
 """Of all together: they are looked for after each token."""
-MAX_BIASES = 1024
 MAX_BAD_WORDS = 1024
 
 _SAME = (
@@ -24,10 +23,6 @@ _SAME = (
     "allowed_token_ids",
     "seed",
     "stop",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
     "truncate_prompt_tokens",
 )
 _OR_DEFAULT: dict[str, Any] = {
@@ -37,6 +32,10 @@ _OR_DEFAULT: dict[str, Any] = {
     "bad_words": [],
     "min_tokens": 0,
     "stop_token_ids": [],
+    "include_stop_str_in_output": False,
+    "ignore_eos": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
 }
 """Fields that may be null, and what that means."""
 
@@ -52,9 +51,9 @@ def sampling_params(
     Raises:
         InvalidRequestError: a value out of its range, or more of something than the server takes.
     """
-    for name, most in (("stop", MAX_STOPS), ("logit_bias", MAX_BIASES), ("bad_words", MAX_BAD_WORDS)):
+    for name, most in (("stop", MAX_STOPS), ("bad_words", MAX_BAD_WORDS)):
         value = getattr(body, name)
-        if isinstance(value, (list, dict)) and len(value) > most:
+        if isinstance(value, list) and len(value) > most:
             raise InvalidRequestError(f"{name} must have at most {most} entries, got {len(value)}")
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if (size := sum(map(len, stops))) > MAX_STOP_CHARACTERS:

@@ -17,6 +17,7 @@ from steploop.outputs import RequestOutput
 from steploop.prompts import Prompt
 from steploop.sampling_params import SamplingParams
 from steploop.serve.errors import ApiError
+from steploop.serve.protocol import GenerationRequest
 from steploop.serve.streaming import close_all, encode, to_json
 from steploop.tokenizer import Tokenizer
 
@@ -148,7 +149,13 @@ def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     }
 
 
-def check_not_failed(output: RequestOutput) -> None:
-    """Raises ApiError if a sample could not go on: its logits were not numbers, or its grammar failed."""
-    if any(completion.finish_reason == "error" for completion in output.outputs):
-        raise ApiError(500, "the model failed on this request", code="generation_failed")
+def check_not_failed(output: RequestOutput, body: GenerationRequest) -> None:
+    """Raises ApiError if a sample could not go on: its parameters let no token come, its grammar was too slow, or its
+    logits were not numbers, which is no fault of the client's."""
+    if all(completion.finish_reason != "error" for completion in output.outputs):
+        return
+    limits = (body.structured_outputs, body.response_format, body.allowed_token_ids, body.bad_words)
+    if any(limits) or getattr(body, "tools", None):
+        message = "the request's parameters leave no token to go on with, or its grammar takes too long"
+        raise ApiError(400, message, code="generation_failed")
+    raise ApiError(500, "the model failed on this request", code="generation_failed")

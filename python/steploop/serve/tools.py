@@ -69,10 +69,10 @@ def tool_use(body: ChatCompletionRequest, template: str) -> ToolUse:
 
 
 def as_calls(text: str) -> list[dict[str, Any]]:
-    """The calls in the output of mode "required", which may have been cut short: then those that are whole."""
+    """The calls in the output of mode "required"; none where it was cut short."""
     try:
         return [_call(one["name"], one["parameters"]) for one in json.loads(text)]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return []
 
 
@@ -176,7 +176,10 @@ def _schema_of_calls(tools: list[Tool], *, several: bool) -> dict[str, Any]:
         parameters = dict(tool.function.parameters or _ANY_OBJECT)
         # References to them are from the root.
         for key in ("$defs", "definitions"):
-            for name, schema in parameters.pop(key, {}).items():
+            defined = parameters.pop(key, {})
+            if not isinstance(defined, dict):
+                raise InvalidRequestError(f"tools must have an object as {key}, got {defined!r}")
+            for name, schema in defined.items():
                 if definitions.setdefault(key, {}).setdefault(name, schema) != schema:
                     raise InvalidRequestError(f"tools must not define {name} in different ways")
         calls.append(

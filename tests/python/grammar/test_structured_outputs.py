@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +13,14 @@ from typing import Any
 
 import pytest
 
-from steploop import InvalidRequestError, LLMEngine, SamplingParams, StructuredOutputsParams
+from steploop import (
+    InvalidRequestError,
+    LLMEngine,
+    QueueFullError,
+    SamplingParams,
+    SteploopError,
+    StructuredOutputsParams,
+)
 from steploop.outputs import RequestOutput
 
 A = "ABCDEFGHIJKLMNOP"
@@ -165,6 +174,77 @@ def test_what_is_compiled_is_kept(engine: LLMEngine, monkeypatch: pytest.MonkeyP
     generate(engine, StructuredOutputsParams(choice=["kept"]))
     monkeypatch.setattr(compiler, "_ask", lambda key: pytest.fail("it was compiled again"))
     assert generate(engine, StructuredOutputsParams(choice=["kept"]), n=1) == ["kept"]
+
+
+SLOW = "|".join(f"[{a}{b}{c}].*" for a in "abcdefghijklmnop" for b in A for c in A)
+
+
+def compile_in_thread(engine: LLMEngine, regex: str) -> threading.Thread:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex=regex))
+
+    def run() -> None:
+        with contextlib.suppress(SteploopError):
+            engine.prepare_request("slow", "x", params)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_what_is_known_does_not_wait_for_slow_ones(engine: LLMEngine) -> None:
+    generate(engine, StructuredOutputsParams(choice=["known"]))
+    threads = [compile_in_thread(engine, SLOW + "x" * number) for number in range(1, 4)]
+    compiler = engine._preparation._compiler
+    assert compiler is not None
+    while compiler._num_waiting < 3:
+        time.sleep(0.01)
+    assert generate(engine, StructuredOutputsParams(choice=["known"]), n=1) == ["known"]
+    assert compiler._num_waiting > 0
+    for number in range(4, 6):
+        threads.append(compile_in_thread(engine, SLOW + "x" * number))
+    while compiler._num_waiting < 4 and any(thread.is_alive() for thread in threads[3:]):
+        time.sleep(0.01)
+    with pytest.raises(QueueFullError, match="wait to be compiled"):
+        generate(engine, StructuredOutputsParams(choice=["another"]))
+    for thread in threads:
+        thread.join()
+    # What was refused is refused at once.
+    began = time.thread_time()
+    with pytest.raises(InvalidRequestError, match="seconds to compile"):
+        generate(engine, StructuredOutputsParams(regex=SLOW + "x"))
+    assert time.thread_time() - began < 1
+
+
+def test_closing_does_not_wait_for_slow_ones(tiny_llama: Path) -> None:
+    engine = LLMEngine(model=tiny_llama, num_kv_blocks=64)
+    threads = [compile_in_thread(engine, SLOW + "x" * number) for number in range(3)]
+    compiler = engine._preparation._compiler
+    assert compiler is not None
+    while compiler._worker is None:
+        time.sleep(0.01)
+    worker = compiler._worker
+    engine.close()
+    for thread in threads:
+        thread.join()
+    assert worker.poll() is not None
+    assert compiler._worker is None
+
+
+def ambiguous(symbol: str) -> StructuredOutputsParams:
+    return StructuredOutputsParams(grammar=f'root ::= s\ns ::= s s | s s s | s s s s | "{symbol}"')
+
+
+def test_grammars_that_are_slow_with_long_tokens(engine: LLMEngine) -> None:
+    with pytest.raises(InvalidRequestError, match="would slow every step"):
+        generate(engine, ambiguous("#"))
+
+
+def test_grammars_that_turn_out_to_be_slow(engine: LLMEngine) -> None:
+    engine.add_request("slow", "x", SamplingParams(max_tokens=400, structured_outputs=ambiguous("a"), n=2))
+    engine.add_request("other", "x", SamplingParams(max_tokens=20, ignore_eos=True))
+    outputs = run(engine)
+    assert {output.finish_reason for output in outputs["slow"].outputs} == {"error"}
+    assert outputs["other"].outputs[0].finish_reason == "length"
 
 
 def test_closing_ends_the_process(tiny_llama: Path) -> None:

@@ -28,6 +28,7 @@ WEATHER = {
     },
 }
 TIME = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
+BAD_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"$defs": [1]}}}
 HELLO = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
 
 
@@ -91,6 +92,20 @@ def test_the_last_message_is_continued(client: httpx.Client) -> None:
 def test_max_tokens_is_what_is_left(client: httpx.Client) -> None:
     answer = post(client, ignore_eos=True, temperature=0)
     assert answer["usage"]["total_tokens"] == 512
+
+
+def test_prompts_that_are_cut(client: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "x" * 600}]
+    answer = post(client, messages=messages, truncate_prompt_tokens=10, ignore_eos=True)
+    assert answer["usage"]["prompt_tokens"] == 10
+    assert answer["usage"]["total_tokens"] == 512
+
+
+def test_what_clients_send_back(client: httpx.Client) -> None:
+    function = {"name": "get_time", "arguments": "{}", "parsed_arguments": {}}
+    call = {"id": "c", "type": "function", "function": function, "other": 1}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call], "parsed": None}]
+    assert post(client, messages=messages, max_tokens=2, stream_options={"continuous_usage_stats": True})
 
 
 def test_logprobs(client: httpx.Client) -> None:
@@ -198,6 +213,8 @@ def test_a_conversation_with_calls(client: httpx.Client) -> None:
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, None),
         ({"chat_template_kwargs": {"tokenize": True}}, None),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"chat_template_kwargs": {"conversations": 1}}, None),
+        ({"tools": [BAD_TOOL], "tool_choice": "required"}, "tools"),
     ],
 )
 def test_what_cannot_be_is_named(client: httpx.Client, body: dict[str, Any], param: str | None) -> None:

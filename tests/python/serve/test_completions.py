@@ -150,6 +150,53 @@ def test_echo_with_logprobs(client: httpx.Client, llm: LLM) -> None:
     assert logprobs["text_offset"][:3] == [0, 3, 4]  # <s>, h, e
 
 
+def test_scores_alone(client: httpx.Client) -> None:
+    body = {"prompt": "hello", "echo": True, "logprobs": 1, "temperature": 0}
+    whole = post(client, **body, max_tokens=1)
+    scores = post(client, **body, max_tokens=0)
+    assert scores["choices"][0]["text"] == "hello"
+    num_prompt_tokens = scores["usage"]["prompt_tokens"]
+    assert scores["usage"]["completion_tokens"] == 0
+    for name, values in scores["choices"][0]["logprobs"].items():
+        assert values == whole["choices"][0]["logprobs"][name][:num_prompt_tokens]
+
+
+def test_echo_of_a_prompt_that_was_not_scored(client: httpx.Client) -> None:
+    (choice,) = post(client, prompt="hello", echo=True, logprobs=1, deadline_ms=0.001)["choices"]
+    assert choice["text"] == "hello"
+    assert choice["finish_reason"] == "timeout"
+    assert set(choice["logprobs"]["token_logprobs"]) == {None}
+
+
+def test_the_chosen_token_is_among_the_top(client: httpx.Client) -> None:
+    (choice,) = post(client, prompt="x", max_tokens=30, seed=1, temperature=1.5, logprobs=1)["choices"]
+    logprobs = choice["logprobs"]
+    assert any(len(top) == 2 for top in logprobs["top_logprobs"])
+    for token, logprob, top in zip(
+        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    ):
+        assert top[token] >= logprob
+
+
+def test_prompts_without_special_tokens(client: httpx.Client) -> None:
+    assert post(client, prompt="hello", add_special_tokens=False)["usage"]["prompt_tokens"] == 5
+
+
+def test_parameters_that_leave_nothing(client: httpx.Client) -> None:
+    body = {"prompt": "x", "structured_outputs": {"choice": ["yes"]}, "allowed_token_ids": [5]}
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "generation_failed"
+
+
+def test_nulls_are_defaults(client: httpx.Client) -> None:
+    nulls = dict.fromkeys(
+        ["n", "stop", "ignore_eos", "skip_special_tokens", "stream", "logprobs", "seed", "min_tokens"]
+    )
+    body = {"prompt": "hello", "temperature": 0, "max_tokens": 12}
+    assert post(client, **body, **nulls)["choices"] == post(client, **body)["choices"]
+
+
 def test_prompt_logprobs(client: httpx.Client) -> None:
     (choice,) = post(client, prompt="hey", **GREEDY, prompt_logprobs=1)["choices"]
     assert choice["prompt_logprobs"][0] is None
@@ -225,6 +272,8 @@ def test_structured_outputs(client: httpx.Client) -> None:
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"colour": "red"}, "colour"),
+        ({"topK": 1}, "topK"),
+        ({"n": 2, "prompt_logprobs": 1}, "n"),
     ],
 )
 def test_what_cannot_be_is_named(client: httpx.Client, body: dict[str, Any], param: str | None) -> None:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+JSON = {"Content-Type": "application/json"}
 LONG = {"prompt": "hello", "max_tokens": 480, "ignore_eos": True, "temperature": 0}
 
 
@@ -69,12 +70,25 @@ class TestBodies:
             b'{"prompt":"x","stop":"\\ud800"}',
             b'{"prompt":"x","tenant":"\\ud800"}',
             b'{"prompt":"x","structured_outputs":{"regex":"\\ud800"}}',
+            b'{"prompt":"x","\\ud800":1}',
+            b'{"prompt":"x","' + b'":1,"'.join(b"%d" % i for i in range(100_000)) + b'":1}',
+            b'{"prompt":"x","logit_bias":{"' + b'":"","'.join(b"%d" % i for i in range(100_000)) + b'":""}}',
+            b'{"prompt":[' + b"{}," * 1_000_000 + b"{}]}",
+            b'{"prompt":"x","stop_token_ids":[' + b'"",' * 1_000_000 + b'""]}',
         ],
     )
     def test_that_are_broken(self, client: httpx.Client, content: bytes) -> None:
-        response = client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+        response = client.post("/v1/completions", content=content, headers=JSON)
         assert response.status_code == 400, response.text
         assert response.json()["error"]["message"]
+        assert len(response.content) < 2000
+        assert client.get("/health").status_code == 200  # over the same connection
+
+    def test_that_name_another_model(self, client: httpx.Client) -> None:
+        for _ in range(2):  # over the same connection
+            response = client.post("/v1/completions", content=b'{"prompt":"x","model":"\\ud800"}', headers=JSON)
+            assert response.status_code == 404
+            assert "\\ud800" in response.json()["error"]["message"]
 
     def test_that_are_too_large(self, client: httpx.Client) -> None:
         content = b'{"prompt":"' + b"x" * (5 << 20) + b'"}'
@@ -187,8 +201,9 @@ class TestKeys:
             assert response.status_code == 401
             assert response.headers["WWW-Authenticate"] == "Bearer"
             assert response.json()["error"]["code"] == "invalid_api_key"
-        response = httpx.get(server.url + path, headers={"Authorization": "Bearer sesame"})
-        assert response.status_code == (404 if path == "/nothing" else 200)
+        for scheme in ("Bearer", "bearer"):
+            response = httpx.get(server.url + path, headers={"Authorization": f"{scheme} sesame"})
+            assert response.status_code == (404 if path == "/nothing" else 200)
 
     def test_before_the_body_is_read(self, server: Any) -> None:
         assert httpx.post(f"{server.url}/v1/completions", content=b"{").status_code == 401

@@ -103,6 +103,8 @@ def test_definitions_move_to_the_root() -> None:
         tool_use(request(tools=tools, tool_choice="required"), "")
 
 
-@pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"name": "f"}]', '[{"name": 1, "parameters": {}}]'])
+@pytest.mark.parametrize(
+    "text", ["", "[" * 100_000, "[", "{}", "[1]", '[{"name": "f"}]', '[{"name": 1, "parameters": {}}]']
+)
 def test_what_is_no_list_of_calls(text: str) -> None:
     assert as_calls(text) == []
