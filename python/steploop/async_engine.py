@@ -109,8 +109,8 @@ class AsyncLLMEngine:
         # much longer, those who tokenise.
         has_grammar = isinstance(sampling_params, SamplingParams) and sampling_params.structured_outputs is not None
         prepare = partial(self.engine.prepare_request, request_id, prompt, sampling_params, **options)
-        if self._error is not None or self._closing:
-            raise EngineDeadError("the engine has ended")
+        if not self.is_running:
+            raise EngineDeadError(f"the engine has ended: {self._error or 'it is closed'}")
         request = await loop.run_in_executor(self._compilers if has_grammar else None, prepare)
         stream = RequestStream(self, request_id, loop)
         with self._lock:

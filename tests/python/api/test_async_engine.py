@@ -20,6 +20,7 @@ from steploop import (
     QueueFullError,
     RequestOutput,
     SamplingParams,
+    StructuredOutputsParams,
 )
 
 from .conftest import SETTINGS
@@ -192,8 +193,9 @@ def test_closing_ends_those_who_wait(make_async: Callable[..., AsyncLLMEngine]) 
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(result, EngineDeadError | list)
         assert not engine.is_running
-        with pytest.raises(EngineDeadError):
-            await collect(engine, [1], GREEDY)
+        for params in (GREEDY, SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))):
+            with pytest.raises(EngineDeadError):
+                await collect(engine, [1], params)
         engine.close()
 
     asyncio.run(serve())
