@@ -25,7 +25,7 @@ from steploop.serve.protocol import (
     GenerationRequest,
     TokenizeRequest,
 )
-from steploop.serve.service import Service, in_thread
+from steploop.serve.service import Service
 
 _HISTORY_INTERVAL_S = 5  # the engine remembers a thousand iterations
 _FIELDS = {kind: frozenset(kind.model_fields) for kind in (CompletionRequest, ChatCompletionRequest)}
@@ -88,7 +88,7 @@ def _add_text(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", summary="Token ids of a text or a conversation")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         service.check_model(body.model)
-        return await in_thread(_tokenize, service, body)
+        return await asyncio.to_thread(_tokenize, service, body)
 
     @app.post("/detokenize", summary="The text of token ids")
     async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _add_text(app: FastAPI, service: Service) -> None:
         for token in body.tokens:
             if not 0 <= token < vocab_size:
                 raise InvalidRequestError(f"tokens must be in 0..{vocab_size - 1}, got {token}")
-        return {"prompt": await in_thread(service.tokenizer.decode, body.tokens)}
+        return {"prompt": await asyncio.to_thread(service.tokenizer.decode, body.tokens)}
 
 
 def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:

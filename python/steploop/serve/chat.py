@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,7 +17,7 @@ from steploop.sampling_params import SamplingParams
 from steploop.serve.logprobs import chat_logprobs
 from steploop.serve.protocol import ChatCompletionRequest, ChatMessage, Tool
 from steploop.serve.sampling import request_options, sampling_params
-from steploop.serve.service import Answer, Service, check_not_failed, in_thread, merged, usage_of
+from steploop.serve.service import Answer, Service, check_not_failed, merged, usage_of
 from steploop.serve.streaming import EventStream, answer_whole
 from steploop.serve.tools import CallParser, ToolUse, as_calls, named_call, tool_use
 from steploop.tokenizer import Message
@@ -32,9 +33,9 @@ async def create_chat_completion(service: Service, body: ChatCompletionRequest, 
     if not body.messages:
         raise InvalidRequestError("messages must have at least one, got none")
     service.check_choices(1, 1 if body.n is None else body.n)
-    template = await in_thread(lambda: service.tokenizer.chat_template)
+    template = await asyncio.to_thread(lambda: service.tokenizer.chat_template)
     use = tool_use(body, template)
-    prompt = await in_thread(_render, service, body, use)
+    prompt = await asyncio.to_thread(_render, service, body, use)
     params = _params(service, body, use, len(prompt["prompt_token_ids"]))
     answer = Answer(service, "chat.completion.chunk" if body.stream else "chat.completion", "chatcmpl")
     streams = await service.submit([prompt], params, request_options(body))

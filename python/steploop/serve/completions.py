@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,7 +18,7 @@ from steploop.prompts import Prompt
 from steploop.serve.logprobs import completion_logprobs, prompt_logprobs
 from steploop.serve.protocol import CompletionRequest
 from steploop.serve.sampling import request_options, sampling_params
-from steploop.serve.service import Answer, Service, check_not_failed, in_thread, merged, usage_of
+from steploop.serve.service import Answer, Service, check_not_failed, merged, usage_of
 from steploop.serve.streaming import EventStream, answer_whole
 
 
@@ -53,7 +54,7 @@ async def create_completion(service: Service, body: CompletionRequest, request: 
         raise InvalidRequestError("n must be 1 with prompt_logprobs, and with echo and logprobs")
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
     if body.add_special_tokens is False:
-        prompts = await in_thread(_without_special_tokens, service, prompts)
+        prompts = await asyncio.to_thread(_without_special_tokens, service, prompts)
     params = sampling_params(
         body,
         max_tokens=1 if _only_scores(body) else max_tokens,

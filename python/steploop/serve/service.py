@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi.responses import JSONResponse
 
@@ -20,8 +20,6 @@ from steploop.serve.errors import ApiError
 from steploop.serve.protocol import GenerationRequest
 from steploop.serve.streaming import close_all, encode, to_json
 from steploop.tokenizer import Tokenizer
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -109,11 +107,6 @@ class Answer:
         # Made for each token of each stream: the head, once.
         ending = "" if usage is None else f',"usage":{to_json(usage)}'
         return encode(f'{self._head_json},"choices":{to_json(choices)}{ending}}}')
-
-
-async def in_thread(function: Callable[..., _Result], *arguments: Any) -> _Result:
-    """Runs what takes long, such as tokenising, beside the event loop."""
-    return await asyncio.to_thread(function, *arguments)
 
 
 async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, RequestOutput]]:

@@ -114,7 +114,7 @@ class TestBodies:
 
 class TestClientsThatLeave:
     def test_in_the_middle_of_a_stream(self, client: httpx.Client) -> None:
-        connections = [connect(client) for _ in range(40)]
+        connections = [connect(client) for _ in range(200)]
         for connection in connections:
             send_request(connection, {**LONG, "stream": True})
         for connection in connections[:8]:
