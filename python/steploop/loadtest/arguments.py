@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from steploop.engine_arguments import MODEL_HELP, add_full_engine_options
+from steploop.workload.arguments import add_workload_arguments
 
 DESCRIPTION = """Sends requests of a workload to MODEL in this process, or to the server at --url, each when it is due
 however slow the answers are (an open loop), and reports what came back. All latencies are counted from when a request
@@ -65,40 +66,7 @@ def _add_server(group: argparse._ActionsContainer) -> None:
 
 
 def _add_workload(group: argparse._ActionsContainer) -> None:
-    group.add_argument(
-        "--num-requests", type=int, metavar="N", help="how many (default 100; with a file, as many as it has)"
-    )
-    group.add_argument(
-        "--prompt-lengths",
-        metavar="SPEC",
-        help="tokens of prompts: fixed:N, uniform:LOW:HIGH, exponential:MEAN or lognormal:MEDIAN:SIGMA; the latter two "
-        "may end in :CAP:redraw or :CAP:clip, by what becomes of longer ones (default uniform:32:256)",
-    )
-    group.add_argument(
-        "--output-lengths",
-        metavar="SPEC",
-        help="tokens of outputs, in the same forms (default exponential:64:256:clip)",
-    )
-    group.add_argument(
-        "--lengths-file",
-        metavar="FILE",
-        help="take both from FILE, in its order: lines PROMPT,OUTPUT, or in a .jsonl file objects with prompt_tokens "
-        "and output_tokens",
-    )
-    group.add_argument(
-        "--arrivals",
-        metavar="SPEC",
-        help="burst: all at once; poisson:RATE: RATE requests a second at random; gamma:RATE:BURSTINESS: 1 is poisson, "
-        "a smaller BURSTINESS has them in clusters, a larger one evens them out; file:PATH: a time in seconds on each "
-        "line, or in a .jsonl file objects with timestamp (default burst)",
-    )
-    group.add_argument(
-        "--rate-sweep",
-        metavar="RATES",
-        help="one run after another with these rates, such as 1,2,4,8, instead of that in --arrivals (which may be "
-        "left out, for poisson); each with other prompts of the same lengths",
-    )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is drawn (default 0)")
+    add_workload_arguments(group)
     group.add_argument(
         "--prompt-format",
         choices=["token_ids", "text"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,22 +13,7 @@ from steploop.errors import InvalidArgumentError
 from steploop.loadtest.open_loop import Limits
 from steploop.loadtest.plot import check_plot_path
 from steploop.loadtest.slo import parse_slo
-from steploop.workload import (
-    Arrivals,
-    Gamma,
-    Lengths,
-    RecordedArrivals,
-    RecordedLengths,
-    Workload,
-    draw_workload,
-    parse_arrivals,
-    parse_lengths,
-    read_lengths,
-)
-
-DEFAULT_PROMPT_LENGTHS = "uniform:32:256"
-DEFAULT_OUTPUT_LENGTHS = "exponential:64:256:clip"
-DEFAULT_NUM_REQUESTS = 100
+from steploop.workload import Workload, workload_source
 
 STANDARD_OUTPUT = "-"
 
@@ -66,11 +50,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         InvalidArgumentError: a setting that cannot be, alone or with another.
     """
     _check_kind_of_test(arguments)
-    lengths = _lengths(arguments)
-    processes = _arrivals(arguments)
-    num_requests = arguments.num_requests
-    if num_requests is None:
-        num_requests = _num_recorded(*lengths, *(arrivals for _, arrivals in processes)) or DEFAULT_NUM_REQUESTS
+    source = workload_source(arguments)
     check_positive("--timeout", arguments.timeout)
     temperature = as_finite(arguments.temperature)
     if temperature is None or temperature < 0:
@@ -82,8 +62,8 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     _check_json_path(arguments.json)
     return Plan(
         runs=[
-            PlannedRun(rate, draw_workload(num_requests, lengths=lengths, arrivals=arrivals, seed=arguments.seed))
-            for rate, arrivals in processes
+            PlannedRun(source.arrivals.mean_rate if rate is None else rate, source.draw(rate=rate))
+            for rate in source.rates
         ],
         limits=Limits(arguments.max_concurrency, arguments.timeout),
         num_warmups=checked_int("--num-warmups", arguments.num_warmups, low=0),
@@ -92,10 +72,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         extra_body=_extra_body(arguments.extra_body),
         json_path=arguments.json,
         plot_path=None if arguments.plot is None else check_plot_path(arguments.plot),
-        specs={
-            name: getattr(arguments, name)
-            for name in ("prompt_lengths", "output_lengths", "lengths_file", "arrivals", "rate_sweep", "seed")
-        },
+        specs=source.specs,
     )
 
 
@@ -111,45 +88,6 @@ def _check_kind_of_test(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) != default:
             option = "--model" if name == "served_model" else f"--{name.replace('_', '-')}"
             raise InvalidArgumentError(f"{option} is for a test with {kind}")
-
-
-def _lengths(arguments: argparse.Namespace) -> tuple[Lengths, Lengths]:
-    if arguments.lengths_file is not None:
-        if arguments.prompt_lengths is not None or arguments.output_lengths is not None:
-            raise InvalidArgumentError("give --lengths-file, or --prompt-lengths and --output-lengths, not both")
-        return read_lengths(arguments.lengths_file)
-    # So that the report says what was drawn from.
-    arguments.prompt_lengths = arguments.prompt_lengths or DEFAULT_PROMPT_LENGTHS
-    arguments.output_lengths = arguments.output_lengths or DEFAULT_OUTPUT_LENGTHS
-    return parse_lengths(arguments.prompt_lengths), parse_lengths(arguments.output_lengths)
-
-
-def _arrivals(arguments: argparse.Namespace) -> list[tuple[float | None, Arrivals]]:
-    """Each run's rate and process."""
-    if arguments.arrivals is None:
-        arguments.arrivals = "burst" if arguments.rate_sweep is None else "poisson:1"
-    arrivals = parse_arrivals(arguments.arrivals)
-    if arguments.rate_sweep is None:
-        return [(arrivals.rate if isinstance(arrivals, Gamma) else None, arrivals)]
-    if not isinstance(arrivals, Gamma):
-        raise InvalidArgumentError(f"--rate-sweep needs arrivals that have a rate, got {arguments.arrivals}")
-    try:
-        rates = [float(rate) for rate in arguments.rate_sweep.split(",")]
-    except ValueError:
-        raise InvalidArgumentError(
-            f"--rate-sweep must be numbers with commas between them, got {arguments.rate_sweep!r}"
-        ) from None
-    return [(rate, dataclasses.replace(arrivals, rate=rate)) for rate in rates]
-
-
-def _num_recorded(*sources: Lengths | Arrivals) -> int | None:
-    """How many requests there is a record for; None: nothing is recorded."""
-    recorded = [
-        len(source.lengths) if isinstance(source, RecordedLengths) else len(source.times)
-        for source in sources
-        if isinstance(source, (RecordedLengths, RecordedArrivals))
-    ]
-    return min(recorded, default=None)
 
 
 def _extra_body(text: str | None) -> dict[str, Any]:

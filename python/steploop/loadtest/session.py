@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 import signal
 import threading
 from collections.abc import Iterator
@@ -29,9 +30,9 @@ class Prompts:
     """ "token_ids" or "text"."""
     vocab_size: int | None = None
 
-    def make(self, maker: PromptMaker, index: int, length: int) -> str | list[int]:
-        """The prompt of the request of this number."""
-        return maker.text(index, length) if self.format == "text" else maker.token_ids(index, length)
+    def make(self, maker: PromptMaker, segments: list[tuple[int, int]]) -> str | list[int]:
+        """A prompt of these contents and lengths."""
+        return maker.text_of(segments) if self.format == "text" else maker.token_ids_of(segments)
 
 
 def choose_prompts(prompt_format: str | None, vocab_size: int | None, *, chat: bool) -> Prompts:
@@ -81,15 +82,17 @@ def check_aiohttp() -> None:
 async def _run(
     target: Target, plan: Plan, planned: PlannedRun, prompts: Prompts, maker: PromptMaker, stop: asyncio.Event
 ) -> tuple[dict[str, Any], RunResult]:
-    requests = planned.workload.requests
+    workload, requests = planned.workload, planned.workload.requests
 
-    def prepare(index: int, request: WorkloadRequest) -> Any:
-        prompt = prompts.make(maker, index, request.num_prompt_tokens)
-        return target.prepare(prompt, request.num_output_tokens)
+    def prepare(request: WorkloadRequest, segments: list[tuple[int, int]]) -> Any:
+        return target.prepare(prompts.make(maker, segments), request.num_output_tokens)
 
-    prepared = [prepare(index, request) for index, request in enumerate(requests)]
+    prepared = [prepare(request, workload.prompt_segments(index)) for index, request in enumerate(requests)]
     # As long as the first requests, with prompts of their own.
-    warmups = [prepare(len(requests) + index, requests[index % len(requests)]) for index in range(plan.num_warmups)]
+    warmups = [
+        prepare(request, [(workload.num_contents + index, request.num_prompt_tokens)])
+        for index, request in enumerate(itertools.islice(itertools.cycle(requests), plan.num_warmups))
+    ]
     await unless_stopped(stop, _warm_up(target, warmups, plan.limits.timeout))
     with RequestProgress(len(requests)) as progress:
         result = await run_open_loop(
@@ -100,7 +103,7 @@ async def _run(
             stop=stop,
             report=lambda num_ended, num_tokens: progress.update(num_finished=num_ended, num_tokens=num_tokens),
         )
-    figures = {"rate": planned.rate, "workload": planned.workload.summary()}
+    figures = {"rate": planned.rate, "workload": workload.summary()}
     return figures | summarize_run(result, plan.slo, plan.num_warmups), result
 
 

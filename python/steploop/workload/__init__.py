@@ -2,20 +2,47 @@
 
     lengths = (parse_lengths("uniform:32:256"), parse_lengths("exponential:64:256:clip"))
     workload = draw_workload(100, lengths=lengths, arrivals=parse_arrivals("poisson:4"), seed=0)
-    workload.requests[0].num_prompt_tokens, workload.summary()
+    workload.num_prompt_tokens, workload.arrival_times, workload.summary()
 
 `lengths` and `arrivals` are what can be drawn, `specs` the text they are written in, `files` reads what was recorded,
-`draw` puts a workload together, `prompts` fills it and `summary` describes it. No engine and no clock in here.
+`draw` puts a workload together, in the `columns` of a Workload, `prompts` fills it and `summary` describes it.
+`arguments` are the command line's options, and `source` what they ask for. No engine and no clock in here.
 """
 
 from __future__ import annotations
 
-from steploop.workload.arrivals import Arrivals, Burst, Gamma, RecordedArrivals
-from steploop.workload.draw import Workload, WorkloadRequest, draw_workload
-from steploop.workload.files import read_arrivals, read_lengths
-from steploop.workload.lengths import Cap, Exponential, Fixed, Lengths, LogNormal, RecordedLengths, Uniform
-from steploop.workload.prompts import PromptMaker
-from steploop.workload.specs import parse_arrivals, parse_lengths
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from steploop.workload.arrivals import Arrivals, Burst, Gamma, RecordedArrivals
+    from steploop.workload.columns import Segments, Workload, WorkloadRequest
+    from steploop.workload.draw import draw_workload
+    from steploop.workload.files import read_arrivals, read_lengths
+    from steploop.workload.lengths import Cap, Exponential, Fixed, Lengths, LogNormal, RecordedLengths, Uniform
+    from steploop.workload.prompts import PromptMaker
+    from steploop.workload.source import WorkloadSource, workload_source
+    from steploop.workload.specs import parse_arrivals, parse_lengths
+
+# When they are used, so that `arguments` can be read without numpy.
+_LATER = {
+    "arrivals": ("Arrivals", "Burst", "Gamma", "RecordedArrivals"),
+    "columns": ("Segments", "Workload", "WorkloadRequest"),
+    "draw": ("draw_workload",),
+    "files": ("read_arrivals", "read_lengths"),
+    "lengths": ("Cap", "Exponential", "Fixed", "LogNormal", "Lengths", "RecordedLengths", "Uniform"),
+    "prompts": ("PromptMaker",),
+    "source": ("WorkloadSource", "workload_source"),
+    "specs": ("parse_arrivals", "parse_lengths"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Arrivals",
@@ -29,12 +56,15 @@ __all__ = [
     "PromptMaker",
     "RecordedArrivals",
     "RecordedLengths",
+    "Segments",
     "Uniform",
     "Workload",
     "WorkloadRequest",
+    "WorkloadSource",
     "draw_workload",
     "parse_arrivals",
     "parse_lengths",
     "read_arrivals",
     "read_lengths",
+    "workload_source",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from steploop.checks import checked_int
 from steploop.errors import InvalidArgumentError
-from steploop.workload.draw import Stream
+from steploop.workload.streams import Stream
 
 WORDS = (
     "the of and to in is that it was for on are as with his they at be this from have or by one had not but what all "
@@ -23,8 +24,8 @@ WORDS = (
 
 @dataclass(frozen=True)
 class PromptMaker:
-    """Makes the prompts of a workload. A prompt depends on the seed, the run and the request's number, on no other
-    prompt.
+    """Makes the prompts of a workload of contents. Token p of a content depends on the seed, the run, the content's
+    number and p, on nothing else: a short part of a content is the beginning of a long one.
 
     Args:
         seed: The workload's.
@@ -37,25 +38,29 @@ class PromptMaker:
     run: int = 0
     vocab_size: int | None = None
 
-    def token_ids(self, index: int, length: int) -> list[int]:
-        """`length` token ids for the request of this number.
+    def token_ids(self, content: int, length: int) -> list[int]:
+        """The first `length` token ids of the content of this number.
 
         Raises:
             InvalidArgumentError: there is no vocab_size, or none that can be.
         """
         if self.vocab_size is None:
             raise InvalidArgumentError("prompts of token ids need the vocabulary's size")
-        size = checked_int("the vocabulary's size", self.vocab_size, low=1)
-        token_ids: list[int] = (
-            Stream.CONTENTS.generator(self.seed, self.run, index).integers(size, size=length).tolist()
-        )
-        return token_ids
+        return self._numbers(content, length, checked_int("the vocabulary's size", self.vocab_size, low=1))
 
-    def text(self, index: int, length: int) -> str:
-        """`length` words, each about a token to most tokenizers of English."""
-        return " ".join(WORDS[number] for number in self._numbers(index, length, len(WORDS)))
+    def text(self, content: int, length: int) -> str:
+        """The first `length` words of the content, each about a token to most tokenizers of English."""
+        return " ".join(WORDS[number] for number in self._numbers(content, length, len(WORDS)))
 
-    def _numbers(self, index: int, count: int, end: int) -> list[int]:
-        generator = Stream.CONTENTS.generator(self.seed, self.run, index)
+    def token_ids_of(self, segments: Iterable[tuple[int, int]]) -> list[int]:
+        """A prompt of parts, each a content and a length; see `Workload.prompt_segments`. Raises as token_ids."""
+        return [token_id for content, length in segments for token_id in self.token_ids(content, length)]
+
+    def text_of(self, segments: Iterable[tuple[int, int]]) -> str:
+        """A prompt of parts, each a content and a length, in words."""
+        return " ".join(self.text(content, length) for content, length in segments)
+
+    def _numbers(self, content: int, count: int, end: int) -> list[int]:
+        generator = Stream.CONTENTS.generator(self.seed, self.run, content)
         numbers: list[int] = generator.integers(end, size=count).tolist()
         return numbers

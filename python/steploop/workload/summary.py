@@ -4,46 +4,52 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from steploop.workload.columns import Segments, Workload
 
 
-def summarize(
-    prompt_lengths: Sequence[int], output_lengths: Sequence[int], arrival_times: Sequence[float]
-) -> dict[str, Any]:
+def summarize(workload: Workload) -> dict[str, Any]:
     """The figures by name.
 
     Returns:
         "prompt_tokens" and "output_tokens": count, total, mean, p50, p90, p99 and max; "arrivals": the duration in
         seconds, the rate (arrivals after the first, over the duration) and the coefficient of variation of the gaps,
-        None where all come at once or there are too few; "fingerprint": the same for the same lengths and times.
+        None where all come at once or there are too few; "fingerprint": the same for the same lengths, times, shared
+        prefixes, tenants and priorities.
     """
     return {
-        "prompt_tokens": describe_lengths(prompt_lengths),
-        "output_tokens": describe_lengths(output_lengths),
-        "arrivals": _describe_arrivals(np.asarray(arrival_times, dtype=np.float64)),
-        "fingerprint": _fingerprint(prompt_lengths, output_lengths, arrival_times),
+        "prompt_tokens": describe_lengths(workload.num_prompt_tokens),
+        "output_tokens": describe_lengths(workload.num_output_tokens),
+        "arrivals": _describe_arrivals(workload.arrival_times),
+        "fingerprint": _fingerprint(workload),
     }
 
 
-def describe_lengths(lengths: Sequence[int]) -> dict[str, Any]:
+def describe_lengths(lengths: Sequence[int] | npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
     """Count, total, mean, p50, p90, p99 and max; of none, a count of 0 alone."""
-    if not lengths:
+    count = len(lengths)
+    if not count:
         return {"count": 0}
-    p50, p90, p99 = np.percentile(lengths, [50, 90, 99]).tolist()
+    array = np.asarray(lengths)
+    total = int(array.sum(dtype=np.int64))
+    p50, p90, p99 = np.percentile(array, [50, 90, 99]).tolist()
     return {
-        "count": len(lengths),
-        "total": sum(lengths),
-        "mean": sum(lengths) / len(lengths),
+        "count": count,
+        "total": total,
+        "mean": total / count,
         "p50": p50,
         "p90": p90,
         "p99": p99,
-        "max": max(lengths),
+        "max": int(array.max()),
     }
 
 
-def _describe_arrivals(times: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:
+def _describe_arrivals(times: npt.NDArray[np.float64]) -> dict[str, Any]:
     gaps = np.diff(times)
     duration = float(times[-1] - times[0])
     return {
@@ -53,8 +59,23 @@ def _describe_arrivals(times: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str
     }
 
 
-def _fingerprint(*columns: Sequence[float]) -> str:
+def _fingerprint(workload: Workload) -> str:
     digest = hashlib.sha256()
-    for column in columns:
-        digest.update(np.asarray(column, dtype="<f8").tobytes())
+    for column in (workload.num_prompt_tokens, workload.num_output_tokens, workload.arrival_times):
+        digest.update(column.astype("<f8").tobytes())
+    for name, columns in _more_columns(workload):
+        digest.update(name.encode())
+        for column in columns:
+            digest.update(column.astype("<i8").tobytes())
     return digest.hexdigest()[:16]
+
+
+def _more_columns(workload: Workload) -> list[tuple[str, list[npt.NDArray[Any]]]]:
+    """Those that not every workload has: one without keeps its fingerprint."""
+    segments: Segments | None = workload.segments
+    columns: dict[str, list[npt.NDArray[Any]] | None] = {
+        "segments": None if segments is None else [segments.offsets, segments.contents, segments.lengths],
+        "tenants": None if workload.tenants is None else [workload.tenants],
+        "priorities": None if workload.priorities is None else [workload.priorities],
+    }
+    return [(name, arrays) for name, arrays in columns.items() if arrays is not None]
