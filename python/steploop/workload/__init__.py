@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steploop.workload.arrivals import Arrivals, Burst, Gamma, RecordedArrivals
+    from steploop.workload.bursts import MarkovModulated
     from steploop.workload.columns import Segments, Workload, WorkloadRequest
     from steploop.workload.draw import draw_workload
     from steploop.workload.files import read_arrivals, read_lengths
-    from steploop.workload.lengths import Cap, Exponential, Fixed, Lengths, LogNormal, RecordedLengths, Uniform
+    from steploop.workload.lengths import Cap, Exponential, Fixed, Lengths, LogNormal, RecordedLengths, Uniform, Zipf
     from steploop.workload.prompts import PromptMaker
     from steploop.workload.source import WorkloadSource, workload_source
     from steploop.workload.specs import parse_arrivals, parse_lengths
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 # When they are used, so that `arguments` can be read without numpy.
 _LATER = {
     "arrivals": ("Arrivals", "Burst", "Gamma", "RecordedArrivals"),
+    "bursts": ("MarkovModulated",),
     "columns": ("Segments", "Workload", "WorkloadRequest"),
     "draw": ("draw_workload",),
     "files": ("read_arrivals", "read_lengths"),
-    "lengths": ("Cap", "Exponential", "Fixed", "LogNormal", "Lengths", "RecordedLengths", "Uniform"),
+    "lengths": ("Cap", "Exponential", "Fixed", "LogNormal", "Lengths", "RecordedLengths", "Uniform", "Zipf"),
     "prompts": ("PromptMaker",),
     "source": ("WorkloadSource", "workload_source"),
     "specs": ("parse_arrivals", "parse_lengths"),
@@ -53,6 +55,7 @@ __all__ = [
     "Gamma",
     "Lengths",
     "LogNormal",
+    "MarkovModulated",
     "PromptMaker",
     "RecordedArrivals",
     "RecordedLengths",
@@ -61,6 +64,7 @@ __all__ = [
     "Workload",
     "WorkloadRequest",
     "WorkloadSource",
+    "Zipf",
     "draw_workload",
     "parse_arrivals",
     "parse_lengths",

@@ -26,8 +26,9 @@ def _add_lengths(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--prompt-lengths",
         metavar="SPEC",
-        help="tokens of prompts: fixed:N, uniform:LOW:HIGH, exponential:MEAN or lognormal:MEDIAN:SIGMA; the latter two "
-        "may end in :CAP:redraw or :CAP:clip, by what becomes of longer ones (default uniform:32:256)",
+        help="tokens of prompts: fixed:N, uniform:LOW:HIGH, exponential:MEAN, lognormal:MEDIAN:SIGMA or "
+        "zipf:EXPONENT:MAX. exponential and lognormal may end in :CAP:redraw or :CAP:clip, by what becomes of longer "
+        "ones; zipf is from 1 to MAX, length k in proportion to 1 / k^EXPONENT (default uniform:32:256)",
     )
     group.add_argument(
         "--output-lengths",
@@ -47,6 +48,8 @@ def _add_arrivals(group: argparse._ActionsContainer) -> None:
         "--arrivals",
         metavar="SPEC",
         help="burst: all at once; poisson:RATE: RATE requests a second at random; gamma:RATE:BURSTINESS: 1 is poisson, "
-        "a smaller BURSTINESS has them in clusters, a larger one evens them out; file:PATH: a time in seconds on each "
+        "a smaller BURSTINESS has them in clusters, a larger one evens them out; "
+        "mmpp:RATE:BURST_RATE:MEAN_CALM:MEAN_BURST: poisson whose rate is now RATE, now BURST_RATE, for a random time "
+        "of so many seconds on average (a rate of the sweep is the mean of both); file:PATH: a time in seconds on each "
         "line, or in a .jsonl file objects with timestamp (default burst)",
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from steploop.checks import checked_int
 from steploop.workload.arrivals import Arrivals
-from steploop.workload.columns import Workload
+from steploop.workload.bursts import MarkovModulated
+from steploop.workload.columns import FloatArray, Workload
 from steploop.workload.lengths import Lengths
 from steploop.workload.streams import Stream
 
@@ -23,9 +24,20 @@ def draw_workload(
     """
     count = checked_int("num_requests", num_requests, low=1)
     seed = checked_int("seed", seed, low=0, high=2**64 - 1)
+    arrival_times, burst_share = _draw_times(arrivals, seed, count)
     return Workload(
         seed=seed,
-        arrival_times=arrivals.draw(Stream.ARRIVALS.generator(seed), count),
+        arrival_times=arrival_times,
+        burst_share=burst_share,
         num_prompt_tokens=lengths[0].draw(Stream.PROMPT_LENGTHS.generator(seed), count),
         num_output_tokens=lengths[1].draw(Stream.OUTPUT_LENGTHS.generator(seed), count),
     )
+
+
+def _draw_times(arrivals: Arrivals, seed: int, count: int) -> tuple[FloatArray, float | None]:
+    """The times, and which share of them is in bursts."""
+    generator = Stream.ARRIVALS.generator(seed)
+    if isinstance(arrivals, MarkovModulated):
+        times, in_burst = arrivals.draw_with_states(generator, count)
+        return times, float(in_burst.mean())
+    return arrivals.draw(generator, count), None

@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from steploop.checks import INT32_MAX, check_choice, check_positive, checked_int
 from steploop.errors import InvalidArgumentError
+from steploop.workload.normal import normal_quantiles
+from steploop.workload.ranks import MAX_RANKS, draw_ranks, mean_rank
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -105,22 +107,41 @@ class LogNormal:
 
     def draw(self, generator: np.random.Generator, count: int) -> IntArray:
         """See Lengths."""
-        normal = NormalDist()
         share_below_cap = 1.0
         if self.cap is not None:
-            share_below_cap = normal.cdf(math.log(_redraw_limit(self.cap) / self.median) / self.sigma)
-        # inv_cdf is for what lies strictly between 0 and 1.
-        shares = np.clip(generator.random(count) * share_below_cap, 1e-300, 1 - 2**-53)
-        deviations = np.array([normal.inv_cdf(share) for share in shares.tolist()], dtype=np.float64)
+            share_below_cap = NormalDist().cdf(math.log(_redraw_limit(self.cap) / self.median) / self.sigma)
+        # Quantiles are of what lies strictly between 0 and 1.
+        deviations = normal_quantiles(np.clip(generator.random(count) * share_below_cap, 1e-300, 1 - 2**-53))
         with np.errstate(over="ignore"):  # _whole refuses what is too long
             return _whole(self.median * np.exp(self.sigma * deviations), self.cap)
+
+
+@dataclass(frozen=True)
+class Zipf:
+    """From 1 to `longest`: length k in proportion to 1 / k^exponent, so that the shortest is the likeliest."""
+
+    exponent: float
+    longest: int
+
+    def __post_init__(self) -> None:
+        check_positive("the exponent of zipf", self.exponent)
+        checked_int("the longest of zipf", self.longest, low=1, high=MAX_RANKS)
+
+    @property
+    def mean(self) -> float:
+        """Of the distribution."""
+        return mean_rank(self.longest, self.exponent)
+
+    def draw(self, generator: np.random.Generator, count: int) -> IntArray:
+        """See Lengths."""
+        return draw_ranks(generator, count, self.longest, self.exponent) + 1
 
 
 @dataclass(frozen=True)
 class RecordedLengths:
     """Lengths that were measured, in their order; the generator is left alone."""
 
-    lengths: Sequence[int]
+    lengths: Sequence[int] | npt.NDArray[np.integer[Any]]
     source: str
     """Where they come from, for messages."""
 

@@ -7,19 +7,22 @@ from collections.abc import Callable, Iterable
 
 from steploop.errors import InvalidArgumentError
 from steploop.workload.arrivals import Arrivals, Burst, Gamma
+from steploop.workload.bursts import MarkovModulated
 from steploop.workload.files import read_arrivals
-from steploop.workload.lengths import CAP_MODES, Cap, Exponential, Fixed, Lengths, LogNormal, Uniform
+from steploop.workload.lengths import CAP_MODES, Cap, Exponential, Fixed, Lengths, LogNormal, Uniform, Zipf
 
 LENGTH_FORMS = {
     "fixed": "fixed:N",
     "uniform": "uniform:LOW:HIGH",
     "exponential": "exponential:MEAN[:CAP:redraw|clip]",
     "lognormal": "lognormal:MEDIAN:SIGMA[:CAP:redraw|clip]",
+    "zipf": "zipf:EXPONENT:MAX",
 }
 ARRIVAL_FORMS = {
     "burst": "burst",
     "poisson": "poisson:RATE",
     "gamma": "gamma:RATE:BURSTINESS",
+    "mmpp": "mmpp:RATE:BURST_RATE:MEAN_CALM:MEAN_BURST",
     "file": "file:PATH",
 }
 
@@ -44,6 +47,9 @@ def parse_lengths(text: str) -> Lengths:
     if name == "lognormal":
         (median, sigma), cap = _with_cap(2, values, text, LENGTH_FORMS[name])
         return LogNormal(_number("the median of lognormal", median), _number("the sigma of lognormal", sigma), cap)
+    if name == "zipf":
+        exponent, longest = _exactly(2, values, text, LENGTH_FORMS[name])
+        return Zipf(_number("the exponent of zipf", exponent), _integer("the longest of zipf", longest))
     raise unknown_name("the distribution of lengths", name, LENGTH_FORMS.values())
 
 
@@ -68,6 +74,9 @@ def parse_arrivals(text: str) -> Arrivals:
     if name == "gamma":
         rate, burstiness = _exactly(2, values, text, ARRIVAL_FORMS[name])
         return Gamma(_number("the rate of arrivals", rate), _number("the burstiness of arrivals", burstiness))
+    if name == "mmpp":
+        rates_and_means = _exactly(4, values, text, ARRIVAL_FORMS[name])
+        return MarkovModulated(*(_number("each number of mmpp", value) for value in rates_and_means))
     raise unknown_name("the arrivals", name, ARRIVAL_FORMS.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steploop.errors import InvalidArgumentError
-from steploop.workload import Cap, Exponential, Fixed, LogNormal, RecordedLengths, Uniform, parse_lengths
+from steploop.workload import Cap, Exponential, Fixed, LogNormal, RecordedLengths, Uniform, Zipf, parse_lengths
+from steploop.workload.normal import normal_quantiles
 from steploop.workload.specs import LENGTH_FORMS
 
 COUNT = 100_000
@@ -47,6 +49,30 @@ def test_lognormal() -> None:
     assert lengths.mean() == pytest.approx(200 * math.exp(0.8**2 / 2), rel=0.02)
 
 
+@pytest.mark.parametrize(("exponent", "longest"), [(0.5, 40), (1.0, 1000), (2.5, 8), (1.2, 1)])
+def test_zipf(exponent: float, longest: int) -> None:
+    """Chi-square over all lengths, those that are rare put together."""
+    lengths = draw(f"zipf:{exponent}:{longest}")
+    weights = np.arange(1, longest + 1) ** -exponent
+    expected = COUNT * weights / weights.sum()
+    counts = np.bincount(lengths, minlength=longest + 1)[1:]
+    assert len(counts) == longest
+    bins = np.cumsum(expected >= 10)
+    counts, expected = np.bincount(bins, counts)[1:], np.bincount(bins, expected)[1:]
+    chi_square, freedom = ((counts - expected) ** 2 / expected).sum(), len(counts) - 1
+    assert abs(chi_square - freedom) <= 4 * math.sqrt(2 * freedom) + 1e-6
+    assert lengths.mean() == pytest.approx(Zipf(exponent, longest).mean, rel=0.02)
+
+
+def test_quantiles_are_those_of_the_standard_library() -> None:
+    shares = np.concatenate(
+        (np.linspace(0.0005, 0.9995, 1000), 10.0 ** -np.arange(1, 301), 1 - 2.0 ** -np.arange(1, 54))
+    )
+    exact = [NormalDist().inv_cdf(share) for share in shares]
+    assert normal_quantiles(shares) == pytest.approx(exact, rel=1e-14, abs=1e-300)
+    assert normal_quantiles(np.array([])).tolist() == []
+
+
 @pytest.mark.parametrize("name", ["exponential:128", "lognormal:128:1"])
 def test_clip_heaps_at_the_cap_and_redraw_does_not(name: str) -> None:
     free, clipped, redrawn = draw(name), draw(f"{name}:256:clip"), draw(f"{name}:256:redraw")
@@ -71,6 +97,7 @@ def test_clip_heaps_at_the_cap_and_redraw_does_not(name: str) -> None:
             st.builds(Cap, st.integers(1, 1000), st.sampled_from(["redraw", "clip"])),
         ),
         st.builds(lambda low, more: Uniform(low, low + more), st.integers(1, 1000), st.integers(0, 1000)),
+        st.builds(Zipf, st.floats(1e-3, 1e300), st.integers(1, 1000)),
     ),
     st.integers(0, 50),
     st.integers(0, 50),
@@ -79,7 +106,10 @@ def test_any_draw_is_within_bounds_and_begins_a_longer_one(lengths: Any, count: 
     drawn = lengths.draw(np.random.default_rng(3), count)
     assert len(drawn) == count
     assert all(
-        1 <= length <= (lengths.high if isinstance(lengths, Uniform) else lengths.cap.length) for length in drawn
+        1
+        <= length
+        <= (lengths.cap.length if hasattr(lengths, "cap") else getattr(lengths, "high", None) or lengths.longest)
+        for length in drawn
     )
     assert lengths.draw(np.random.default_rng(3), count + more)[:count].tolist() == drawn.tolist()
 
@@ -87,7 +117,17 @@ def test_any_draw_is_within_bounds_and_begins_a_longer_one(lengths: Any, count: 
 def test_forms_in_the_messages_are_what_is_read() -> None:
     for form in LENGTH_FORMS.values():
         for text in (form.partition("[")[0], form.replace("[", "").replace("]", "").replace("|clip", "")):
-            numbers = {"SIGMA": "1", "LOW": "2", "HIGH": "4", "MEDIAN": "8", "MEAN": "8", "CAP": "16", "N": "3"}
+            numbers = {
+                "SIGMA": "1",
+                "LOW": "2",
+                "HIGH": "4",
+                "MEDIAN": "8",
+                "MEAN": "8",
+                "CAP": "16",
+                "N": "3",
+                "EXPONENT": "1.5",
+                "MAX": "9",
+            }
             for name, number in numbers.items():
                 text = text.replace(f":{name}", f":{number}")
             parse_lengths(text)
@@ -121,6 +161,12 @@ def test_forms_in_the_messages_are_what_is_read() -> None:
         ("lognormal:8", "must have the form lognormal:MEDIAN:SIGMA"),
         ("lognormal:8:0", "the sigma of lognormal must be a finite number > 0"),
         ("lognormal:nan:1", "the median of lognormal must be a finite number > 0"),
+        ("zipf:1", "must have the form zipf:EXPONENT:MAX"),
+        ("zipf:0:8", "the exponent of zipf must be a finite number > 0, got 0.0"),
+        ("zipf:1:0", "the longest of zipf must be >= 1, got 0"),
+        ("zipf:1:1e3", "the longest of zipf must be an integer, got '1e3'"),
+        ("zipf:1:99999999", "the longest of zipf must be <= 16777216"),
+        ("zip:1:8", "did you mean zipf:EXPONENT:MAX?"),
         ("lognormal:8:1:16", "must say what becomes of longer lengths"),
     ],
 )
