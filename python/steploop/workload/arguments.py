@@ -12,6 +12,9 @@ def add_workload_arguments(group: argparse._ActionsContainer, *, with_sweep: boo
     )
     _add_lengths(group)
     _add_arrivals(group)
+    _add_file(group)
+    _add_conversations(group)
+    _add_labels(group)
     if with_sweep:
         group.add_argument(
             "--rate-sweep",
@@ -52,4 +55,65 @@ def _add_arrivals(group: argparse._ActionsContainer) -> None:
         "mmpp:RATE:BURST_RATE:MEAN_CALM:MEAN_BURST: poisson whose rate is now RATE, now BURST_RATE, for a random time "
         "of so many seconds on average (a rate of the sweep is the mean of both); file:PATH: a time in seconds on each "
         "line, or in a .jsonl file objects with timestamp (default burst)",
+    )
+
+
+def _add_file(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--workload-file",
+        metavar="FILE",
+        help="replay the requests of FILE: lengths, arrivals (unless --arrivals says otherwise) and shared prefixes, "
+        "as far as it has them. JSON lines, or CSV below a line of names: timestamp, prompt_tokens and output_tokens, "
+        "or those of the traces of Azure (TIMESTAMP, ContextTokens, GeneratedTokens), BurstGPT, Mooncake or Qwen "
+        "(timestamp, input_length, output_length, hash_ids), among others in any order. Timestamps are seconds "
+        "(Mooncake's: milliseconds) or dates with times",
+    )
+    group.add_argument(
+        "--skip-empty",
+        action="store_true",
+        help="leave out requests of FILE with no prompt or no output tokens, such as failed ones (else an error)",
+    )
+    group.add_argument("--speedup", type=float, metavar="X", help="let recorded times pass X times as fast (default 1)")
+
+
+def _add_conversations(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--turns",
+        metavar="SPEC",
+        help="requests come in conversations of so many turns, in the forms of --prompt-lengths. A turn's prompt is "
+        "all that was said before and a part of its own, which --prompt-lengths are then of; earlier answers are in it "
+        "as drawn, not as the model gave them. --arrivals are those of conversations. They are drawn until they have "
+        "--num-requests turns, and are whole but for the last: in the end only begun ones go on",
+    )
+    group.add_argument(
+        "--think-time",
+        metavar="SPEC",
+        help="from a turn's arrival to the next one's, however long the answer takes: exponential:SECONDS (their mean) "
+        "or fixed:SECONDS (default exponential:10)",
+    )
+    group.add_argument(
+        "--max-conversation-tokens",
+        type=int,
+        metavar="N",
+        help="a conversation ends before the turn whose prompt and output together would have more",
+    )
+    group.add_argument(
+        "--shared-prefix",
+        metavar="TOKENS[:GROUPS[:EXPONENT]]",
+        help="put a system prompt of so many tokens before each prompt: one for each of GROUPS groups (default 1) that "
+        "conversations, or requests, are drawn from, evenly or the k-th in proportion to 1 / k^EXPONENT",
+    )
+
+
+def _add_labels(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--tenants",
+        metavar="N[:EXPONENT]",
+        help="each conversation, or request, is one of N tenants', drawn evenly or the k-th in proportion to "
+        "1 / k^EXPONENT; sent as the request's tenant",
+    )
+    group.add_argument(
+        "--priorities",
+        metavar="N[:EXPONENT]",
+        help="likewise, a priority from 0 (served first) to N - 1",
     )

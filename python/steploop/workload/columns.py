@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from steploop.checks import INT32_MAX
 from steploop.errors import InvalidArgumentError
 from steploop.workload.summary import summarize
 
@@ -184,6 +185,17 @@ class Workload:
         return summarize(self)
 
 
+def as_int32(name: str, values: npt.NDArray[Any]) -> Int32Array:
+    """The same numbers in half the space.
+
+    Raises:
+        InvalidArgumentError: one is below 0 or too large.
+    """
+    if len(values) and not 0 <= values.min() <= values.max() <= INT32_MAX:
+        raise InvalidArgumentError(f"{name} must be in 0..{INT32_MAX}, got {values.min()} to {values.max()}")
+    return values.astype(np.int32, copy=False)
+
+
 def _set_arrays(instance: object, **dtypes: type) -> None:
     """Each field as a contiguous array of its type, which cannot be written to."""
     for name, dtype in dtypes.items():
@@ -193,9 +205,8 @@ def _set_arrays(instance: object, **dtypes: type) -> None:
         array = np.ascontiguousarray(value)
         if array.ndim != 1 or (array.dtype.kind not in "iu" and dtype is not np.float64 and len(array)):
             raise InvalidArgumentError(f"{name} must be a list of {'numbers' if dtype is np.float64 else 'integers'}")
-        if dtype is np.int32 and len(array) and (array.max() > np.iinfo(dtype).max or array.min() < 0):
-            raise InvalidArgumentError(f"{name} must be in 0..{np.iinfo(dtype).max}, got {array.max()}")
-        array = array.astype(dtype, copy=False).view()
+        array = as_int32(name, array) if dtype is np.int32 else array.astype(dtype, copy=False)
+        array = array.view()
         array.flags.writeable = False
         object.__setattr__(instance, name, array)
 
@@ -203,4 +214,6 @@ def _set_arrays(instance: object, **dtypes: type) -> None:
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Segments) and isinstance(other, Segments):
         return all(_same(getattr(one, field.name), getattr(other, field.name)) for field in fields(Segments))
-    return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return type(one) is type(other) and bool(one == other)

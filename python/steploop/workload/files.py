@@ -16,6 +16,8 @@ from steploop.workload.lengths import RecordedLengths
 LENGTH_NAMES = ("prompt_tokens", "output_tokens")
 TIME_NAME = "timestamp"
 
+_EXCERPT = 100
+
 
 def read_lengths(path: str | Path) -> tuple[RecordedLengths, RecordedLengths]:
     """Prompt lengths and output lengths, the pairs in the file's order. Empty lines are skipped.
@@ -30,7 +32,7 @@ def read_lengths(path: str | Path) -> tuple[RecordedLengths, RecordedLengths]:
     outputs: list[int] = []
     for number, values in _rows(path, LENGTH_NAMES):
         for name, value, lengths in zip(LENGTH_NAMES, values, (prompts, outputs), strict=True):
-            lengths.append(_checked_length(f"{path}:{number}", name, value))
+            lengths.append(checked_length(f"{path}:{number}", name, value))
     if not prompts:
         raise InvalidArgumentError(f"{path} must have at least one pair of lengths, got none")
     return RecordedLengths(prompts, str(path)), RecordedLengths(outputs, str(path))
@@ -47,7 +49,7 @@ def read_arrivals(path: str | Path) -> RecordedArrivals:
     """
     times: list[float] = []
     for number, (value,) in _rows(path, (TIME_NAME,)):
-        time = as_finite(_as_number(value))
+        time = as_finite(as_number(value))
         if time is None or time < 0:
             raise InvalidArgumentError(f"{path}:{number}: {TIME_NAME} must be seconds >= 0, got {value!r}")
         if times and time < times[-1]:
@@ -58,12 +60,21 @@ def read_arrivals(path: str | Path) -> RecordedArrivals:
     return RecordedArrivals(times, str(path))
 
 
-def _rows(path: str | Path, names: tuple[str, ...]) -> Iterator[tuple[int, list[Any]]]:
-    """(line number, the values under these names) for each line that has any."""
+def read_text(path: str | Path) -> str:
+    """All of a file, in UTF-8.
+
+    Raises:
+        InvalidArgumentError: it cannot be read.
+    """
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
+        return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise InvalidArgumentError(f"{path} cannot be read: {error}") from None
+
+
+def _rows(path: str | Path, names: tuple[str, ...]) -> Iterator[tuple[int, list[Any]]]:
+    """(line number, the values under these names) for each line that has any."""
+    lines = read_text(path).split("\n")
     is_json = Path(path).suffix == ".jsonl"
     is_first = True
     for number, line in enumerate(lines, start=1):
@@ -80,26 +91,46 @@ def _rows(path: str | Path, names: tuple[str, ...]) -> Iterator[tuple[int, list[
 
 
 def _json_values(where: str, line: str, names: tuple[str, ...]) -> list[Any]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise InvalidArgumentError(f"{where}: a line must be JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise InvalidArgumentError(f"{where}: a line must be a JSON object, got {line.strip()!r}")
+    record = parse_record(where, line)
     missing = [name for name in names if name not in record]
     if missing:
         raise InvalidArgumentError(f"{where}: the object must have {' and '.join(missing)}, got {sorted(record)}")
     return [record[name] for name in names]
 
 
-def _checked_length(where: str, name: str, value: Any) -> int:
-    number = _as_number(value)
+def parse_record(where: str, line: str) -> dict[str, Any]:
+    """The JSON object on a line.
+
+    Raises:
+        InvalidArgumentError: there is none.
+    """
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"{where}: a line must be JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise InvalidArgumentError(f"{where}: a line must be a JSON object, got {excerpt(line.strip())!r}")
+    return record
+
+
+def excerpt(text: str) -> str:
+    """Its beginning, short enough for a message."""
+    return text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."
+
+
+def checked_length(where: str, name: str, value: Any) -> int:
+    """A number of tokens.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
+    number = as_number(value)
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= INT32_MAX:
         raise InvalidArgumentError(f"{where}: {name} must be an integer in 1..{INT32_MAX}, got {value!r}")
     return number
 
 
-def _as_number(value: Any) -> Any:
+def as_number(value: Any) -> Any:
     """What a text stands for; a whole number as an int."""
     if not isinstance(value, str):
         return value

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from steploop.checks import INT32_MAX, check_choice, check_positive, checked_int
 from steploop.errors import InvalidArgumentError
 from steploop.workload.normal import normal_quantiles
-from steploop.workload.ranks import MAX_RANKS, draw_ranks, mean_rank
+from steploop.workload.ranks import MAX_RANKS, Ranks
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -130,11 +130,11 @@ class Zipf:
     @property
     def mean(self) -> float:
         """Of the distribution."""
-        return mean_rank(self.longest, self.exponent)
+        return Ranks(self.longest, self.exponent).mean
 
     def draw(self, generator: np.random.Generator, count: int) -> IntArray:
         """See Lengths."""
-        return draw_ranks(generator, count, self.longest, self.exponent) + 1
+        return Ranks(self.longest, self.exponent).draw(generator, count) + 1
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 
+from steploop.checks import checked_int
 from steploop.errors import InvalidArgumentError
 from steploop.workload.arrivals import Arrivals, Burst, Gamma
 from steploop.workload.bursts import MarkovModulated
+from steploop.workload.conversations import THINK_TIME_KINDS, ThinkTime
 from steploop.workload.files import read_arrivals
 from steploop.workload.lengths import CAP_MODES, Cap, Exponential, Fixed, Lengths, LogNormal, Uniform, Zipf
+from steploop.workload.ranks import MAX_RANKS, Ranks
 
 LENGTH_FORMS = {
     "fixed": "fixed:N",
@@ -25,6 +28,9 @@ ARRIVAL_FORMS = {
     "mmpp": "mmpp:RATE:BURST_RATE:MEAN_CALM:MEAN_BURST",
     "file": "file:PATH",
 }
+
+
+THINK_TIME_FORMS = {kind: f"{kind}:SECONDS" for kind in THINK_TIME_KINDS}
 
 
 def parse_lengths(text: str) -> Lengths:
@@ -78,6 +84,45 @@ def parse_arrivals(text: str) -> Arrivals:
         rates_and_means = _exactly(4, values, text, ARRIVAL_FORMS[name])
         return MarkovModulated(*(_number("each number of mmpp", value) for value in rates_and_means))
     raise unknown_name("the arrivals", name, ARRIVAL_FORMS.values())
+
+
+def parse_think_time(text: str) -> ThinkTime:
+    """A think time, written in one of THINK_TIME_FORMS.
+
+    Raises:
+        InvalidArgumentError: as parse_lengths.
+    """
+    name, _, rest = text.partition(":")
+    if name not in THINK_TIME_FORMS:
+        raise unknown_name("the think time", name, THINK_TIME_FORMS.values())
+    (mean,) = _exactly(1, rest.split(":") if rest else [], text, THINK_TIME_FORMS[name])
+    return ThinkTime(_number("the think time", mean), name)
+
+
+def parse_ranks(what: str, text: str) -> Ranks:
+    """N or N:EXPONENT.
+
+    Raises:
+        InvalidArgumentError: as parse_lengths; `what` is what its message calls them.
+    """
+    count, *exponents = text.split(":")
+    if len(exponents) > 1:
+        raise _wrong_form(text, "N[:EXPONENT]")
+    number = checked_int(what, _integer(what, count), low=1, high=MAX_RANKS)
+    return Ranks(number, *(_number(f"the exponent of {what}", exponent) for exponent in exponents))
+
+
+def parse_shared_prefix(text: str) -> tuple[int, Ranks]:
+    """TOKENS, TOKENS:GROUPS or TOKENS:GROUPS:EXPONENT: the tokens, and the groups that each have others.
+
+    Raises:
+        InvalidArgumentError: as parse_lengths.
+    """
+    tokens, _, groups = text.partition(":")
+    if text.count(":") > 2:
+        raise _wrong_form(text, "TOKENS[:GROUPS[:EXPONENT]]")
+    num_tokens = checked_int("the tokens of a shared prefix", _integer("the tokens of a shared prefix", tokens), low=1)
+    return num_tokens, parse_ranks("the groups of a shared prefix", groups) if ":" in text else Ranks(1)
 
 
 def unknown_name(what: str, name: str, forms: Iterable[str]) -> InvalidArgumentError:

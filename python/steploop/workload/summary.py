@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from steploop.workload.sharing import share_of_known_tokens
+
 if TYPE_CHECKING:
     from steploop.workload.columns import Segments, Workload
 
@@ -19,15 +21,41 @@ def summarize(workload: Workload) -> dict[str, Any]:
     Returns:
         "prompt_tokens" and "output_tokens": count, total, mean, p50, p90, p99 and max; "arrivals": the duration in
         seconds, the rate (arrivals after the first, over the duration) and the coefficient of variation of the gaps,
-        None where all come at once or there are too few; "fingerprint": the same for the same lengths, times, shared
-        prefixes, tenants and priorities.
+        None where all come at once or there are too few, and of those that have bursts "burst_share", the share of
+        arrivals in them; "fingerprint": the same for the same lengths, times, shared prefixes, tenants and priorities.
+        Where there are such: "conversations": count, mean_turns and max_turns; "known_prompt_tokens": the share of
+        them that an earlier prompt or its answer has; "tenants" and "priorities": count, and the largest_share of
+        requests that one has; "num_skipped": recorded requests that were left out.
     """
-    return {
+    arrivals = _describe_arrivals(workload.arrival_times)
+    if workload.burst_share is not None:
+        arrivals["burst_share"] = workload.burst_share
+    summary: dict[str, Any] = {
         "prompt_tokens": describe_lengths(workload.num_prompt_tokens),
         "output_tokens": describe_lengths(workload.num_output_tokens),
-        "arrivals": _describe_arrivals(workload.arrival_times),
+        "arrivals": arrivals,
         "fingerprint": _fingerprint(workload),
     }
+    if workload.conversations is not None:
+        turns = np.bincount(workload.conversations)
+        turns = turns[turns > 0]
+        summary["conversations"] = {
+            "count": len(turns),
+            "mean_turns": float(turns.mean()),
+            "max_turns": int(turns.max()),
+        }
+    if workload.segments is not None:
+        summary["known_prompt_tokens"] = {"share": share_of_known_tokens(workload)}
+    for name, column in (("tenants", workload.tenants), ("priorities", workload.priorities)):
+        if column is not None:
+            counts = np.bincount(column)
+            summary[name] = {
+                "count": int(np.count_nonzero(counts)),
+                "largest_share": float(counts.max() / len(column)),
+            }
+    if workload.num_skipped:
+        summary["num_skipped"] = workload.num_skipped
+    return summary
 
 
 def describe_lengths(lengths: Sequence[int] | npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
