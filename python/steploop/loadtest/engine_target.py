@@ -42,17 +42,20 @@ class EngineTarget:
         }
         return TargetDescription(str(engine.config.model), engine.vocab_size, about)
 
-    def prepare(self, prompt: str | list[int], num_output_tokens: int) -> tuple[Any, SamplingParams]:
+    def prepare(
+        self, prompt: str | list[int], num_output_tokens: int, **options: Any
+    ) -> tuple[Any, SamplingParams, dict[str, Any]]:
         """See Target."""
         params = SamplingParams(temperature=self._temperature, max_tokens=num_output_tokens, ignore_eos=True)
-        return prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}, params
+        return prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}, params, options
 
-    async def send(self, prepared: tuple[Any, SamplingParams], record: RequestRecord) -> None:
+    async def send(self, prepared: tuple[Any, SamplingParams, dict[str, Any]], record: RequestRecord) -> None:
         """See Target."""
+        prompt, params, options = prepared
         num_tokens = 0
         output = None
         try:
-            async with aclosing(self._engine.generate(*prepared)) as outputs:  # type: ignore[type-var]
+            async with aclosing(self._engine.generate(prompt, params, **options)) as outputs:  # type: ignore[type-var]
                 async for output in outputs:
                     num_new = len(output.outputs[0].token_ids) - num_tokens
                     if num_new:

@@ -18,8 +18,11 @@ from steploop.workload.summary import describe_lengths
 STATES = ("completed", "failed", "unfinished", "not_sent")
 
 
-def summarize_run(result: RunResult, slo: dict[str, float] | None, num_warmups: int) -> dict[str, Any]:
-    """The figures of a run; times in seconds.
+def summarize_run(
+    result: RunResult, slo: dict[str, float] | None, num_warmups: int, share_known: float = 0.0
+) -> dict[str, Any]:
+    """The figures of a run; times in seconds. `share_known` is that of the prompts' tokens which earlier requests of
+    the workload had: no more than this can be in a prefix cache because of them.
 
     Latencies are of completed requests; "num_missing" says of how many requests there is none, so that no failure goes
     unseen.
@@ -42,7 +45,7 @@ def summarize_run(result: RunResult, slo: dict[str, float] | None, num_warmups: 
         "steps": _steps(result),
         "client": _client(result),
     }
-    figures["warnings"] = find_warnings(figures)
+    figures["warnings"] = find_warnings(figures, share_known)
     return figures
 
 

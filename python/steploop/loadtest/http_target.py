@@ -90,7 +90,7 @@ class HttpTarget:
         self._body["model"] = name
         return TargetDescription(name, _vocab_size(card), {"url": self._root, "endpoint": self._endpoint})
 
-    def prepare(self, prompt: str | list[int], num_output_tokens: int) -> bytes:
+    def prepare(self, prompt: str | list[int], num_output_tokens: int, **options: Any) -> bytes:
         """See Target: the request's body."""
         body: dict[str, Any] = {
             **self._body,
@@ -98,6 +98,7 @@ class HttpTarget:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **options,
             **self._extra_body,
         }
         if self._endpoint == "chat":

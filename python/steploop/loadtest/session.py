@@ -85,7 +85,10 @@ async def _run(
     workload, requests = planned.workload, planned.workload.requests
 
     def prepare(request: WorkloadRequest, segments: list[tuple[int, int]]) -> Any:
-        return target.prepare(prompts.make(maker, segments), request.num_output_tokens)
+        options: dict[str, Any] = {} if request.priority is None else {"priority": request.priority}
+        if request.tenant is not None:
+            options["tenant"] = f"tenant-{request.tenant}"
+        return target.prepare(prompts.make(maker, segments), request.num_output_tokens, **options)
 
     prepared = [prepare(request, workload.prompt_segments(index)) for index, request in enumerate(requests)]
     # As long as the first requests, with prompts of their own.
@@ -103,8 +106,10 @@ async def _run(
             stop=stop,
             report=lambda num_ended, num_tokens: progress.update(num_finished=num_ended, num_tokens=num_tokens),
         )
-    figures = {"rate": planned.rate, "workload": workload.summary()}
-    return figures | summarize_run(result, plan.slo, plan.num_warmups), result
+    summary = workload.summary()
+    share_known = summary.get("known_prompt_tokens", {"share": 0.0})["share"]
+    figures = summarize_run(result, plan.slo, plan.num_warmups, share_known)
+    return {"rate": planned.rate, "workload": summary} | figures, result
 
 
 async def _warm_up(target: Target, prepared: list[Any], timeout: float | None) -> None:

@@ -26,8 +26,12 @@ class TargetFigures:
 class Target(Protocol):
     """An engine or a server."""
 
-    def prepare(self, prompt: str | list[int], num_output_tokens: int) -> Any:
-        """All that can be done for a request before it is due."""
+    def prepare(self, prompt: str | list[int], num_output_tokens: int, **options: Any) -> Any:
+        """All that can be done for a request before it is due.
+
+        Args:
+            options: `tenant` and `priority`, of requests that have them.
+        """
         ...
 
     async def send(self, prepared: Any, record: RequestRecord) -> None:

@@ -36,9 +36,30 @@ def print_workload(console: Console, summary: dict[str, Any]) -> None:
         _say(
             console,
             f"arrivals: {arrivals['rate']:.3g}/s over {arrivals['duration']:.1f} s"
-            + ("" if spread is None else f", gaps' coefficient of variation {spread:.2f}"),
+            + ("" if spread is None else f", gaps' coefficient of variation {spread:.2f}")
+            + (f", {arrivals['burst_share']:.0%} of arrivals in bursts" if "burst_share" in arrivals else ""),
         )
-    _say(console, f"fingerprint: {summary['fingerprint']} (the same for the same lengths and arrivals)")
+    for line in _further_lines(summary):
+        _say(console, line)
+    _say(console, f"fingerprint: {summary['fingerprint']} (the same for the same workload)")
+
+
+def _further_lines(summary: dict[str, Any]) -> list[str]:
+    """About what not every workload has."""
+    lines = []
+    if (conversations := summary.get("conversations")) is not None:
+        lines.append(
+            f"conversations: {conversations['count']}, turns: mean {conversations['mean_turns']:.1f}, "
+            f"max {conversations['max_turns']}"
+        )
+    if (known := summary.get("known_prompt_tokens")) is not None:
+        lines.append(f"prompt tokens that an earlier request had: {known['share']:.1%}")
+    for name in ("tenants", "priorities"):
+        if (figures := summary.get(name)) is not None:
+            lines.append(f"{name}: {figures['count']}, the largest with {figures['largest_share']:.1%} of the requests")
+    if num_skipped := summary.get("num_skipped"):
+        lines.append(f"recorded requests left out, without prompt or output tokens: {num_skipped}")
+    return lines
 
 
 def print_run(console: Console, run: dict[str, Any]) -> None:

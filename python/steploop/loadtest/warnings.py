@@ -12,9 +12,9 @@ _CACHED = 0.1
 _NOT_OURS = 0.02
 
 
-def find_warnings(figures: dict[str, Any]) -> list[str]:
-    """Sentences, the gravest first; none for a run without fault."""
-    return [*_about_requests(figures), *_about_client(figures), *_about_server(figures)]
+def find_warnings(figures: dict[str, Any], share_known: float = 0.0) -> list[str]:
+    """Sentences, the gravest first; none for a run without fault. `share_known`: see summarize_run."""
+    return [*_about_requests(figures), *_about_client(figures), *_about_server(figures, share_known)]
 
 
 def _about_requests(figures: dict[str, Any]) -> list[str]:
@@ -71,12 +71,14 @@ def _about_client(figures: dict[str, Any]) -> list[str]:
     return warnings
 
 
-def _about_server(figures: dict[str, Any]) -> list[str]:
+def _about_server(figures: dict[str, Any], share_known: float) -> list[str]:
     warnings = []
-    if (figures["prefix_cache"]["share_of_prompt_tokens"] or 0) > _CACHED:
+    share_cached = figures["prefix_cache"]["share_of_prompt_tokens"] or 0.0
+    if share_cached > share_known + _CACHED:
+        own = f" where the workload itself repeats {share_known:.0%}," if share_known else ""
         warnings.append(
-            f"{figures['prefix_cache']['share_of_prompt_tokens']:.0%} of the prompts' tokens were in the prefix cache, "
-            "as after an earlier run with the same --seed: choose another to measure without"
+            f"{share_cached:.0%} of the prompts' tokens were in the prefix cache,{own} as after an earlier run with "
+            "the same --seed: choose another to measure without"
         )
     num_served, num_sent = figures["queue_time"]["count"], figures["requests"]["asked"]
     if num_served > num_sent * (1 + _NOT_OURS):

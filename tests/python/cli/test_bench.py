@@ -148,6 +148,65 @@ def test_recorded(server: FakeServer, tmp_path: Path, capsys: Capture) -> None:
     assert "trace.jsonl has lengths for 4 requests, not for the 5 asked for" in capsys.readouterr().err
 
 
+def test_conversations(server: FakeServer, capsys: Capture) -> None:
+    arguments = [
+        "--url",
+        server.url,
+        *SMALL,
+        "--arrivals",
+        "poisson:50",
+        "--turns",
+        "fixed:2",
+        "--think-time",
+        "fixed:0.1",
+    ]
+    arguments += ["--shared-prefix", "20", "--tenants", "3", "--priorities", "2", "--num-warmups", "1"]
+    [run] = report(capsys, *arguments)["runs"]
+    assert run["requests"]["completed"] == 5
+    assert run["workload"]["conversations"] == {"count": 3, "mean_turns": 5 / 3, "max_turns": 2}
+    assert run["workload"]["known_prompt_tokens"]["share"] > 0.5
+    warmup, *bodies = server.bodies
+    prompts = [body["prompt"] for body in bodies]
+    assert len({tuple(prompt[:20]) for prompt in prompts}) == 1
+    assert warmup["prompt"][:20] != prompts[0][:20]
+    # Second turns begin with a first one.
+    assert sum(any(len(a) < len(b) and b[: len(a)] == a for a in prompts) for b in prompts) == 2
+    assert {body["tenant"] for body in bodies} <= {"tenant-0", "tenant-1", "tenant-2"}
+    assert {body["priority"] for body in bodies} <= {0, 1}
+    assert main(["bench", *arguments]) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "conversations: 3, turns: mean 1.7, max 2",
+        "tenants: ",
+        "prompt tokens that an earlier request had: ",
+    ):
+        assert words in out
+
+
+def test_workload_file(server: FakeServer, tmp_path: Path, capsys: Capture) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("Timestamp,Model,Request tokens,Response tokens\n5,m,3,1\n5.1,m,4,2\n5.2,m,5,0\n9,m,6,3\n")
+    arguments = ["--url", server.url, "--workload-file", str(trace), "--num-warmups", "0"]
+    assert main(["bench", *arguments]) == 1
+    assert "trace.csv:4: Request tokens and Response tokens must be >= 1, got 5 and 0" in capsys.readouterr().err
+    loaded = report(capsys, *arguments, "--skip-empty", "--speedup", "20")
+    assert loaded["workload"]["speedup"] == 20
+    [run] = loaded["runs"]
+    assert sorted((len(body["prompt"]), body["max_tokens"]) for body in server.bodies) == [(3, 1), (4, 2), (6, 3)]
+    assert run["workload"]["arrivals"]["duration"] == pytest.approx(0.2)
+    assert run["workload"]["num_skipped"] == 1
+    assert main(["bench", *arguments, "--skip-empty", "--rate-sweep", "20,40"]) == 0
+    assert "recorded requests left out, without prompt or output tokens: 1" in capsys.readouterr().out
+
+
+def test_tenants_and_bursts_in_process(tiny_llama: Path, capsys: Capture) -> None:
+    arguments = [*ENGINE, *SMALL, "--arrivals", "mmpp:20:90:1:1", "--tenants", "2:1", "--priorities", "3"]
+    assert main(["bench", str(tiny_llama), *arguments, "--queue-order", "fair"]) == 0
+    out = capsys.readouterr().out
+    assert "5 of 5 requests completed" in out
+    assert "% of arrivals in bursts" in out
+
+
 def test_exit_codes(server: FakeServer, capsys: Capture) -> None:
     from aiohttp import web
 

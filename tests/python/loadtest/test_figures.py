@@ -163,6 +163,13 @@ def test_warnings_about_the_server() -> None:
     cached = summarize([make_record(0, num_cached_tokens=8), make_record(1, num_cached_tokens=0)])
     assert cached["prefix_cache"] == {"num_cached_tokens": 8, "share_of_prompt_tokens": 0.4}
     assert "40% of the prompts' tokens were in the prefix cache" in cached["warnings"][0]
+    warnings = summarize_run(make_result([make_record(0, num_cached_tokens=8), make_record(1)]), None, 0, 0.25)[
+        "warnings"
+    ]
+    assert (
+        "80% of the prompts' tokens were in the prefix cache, where the workload itself repeats 25%, as" in warnings[0]
+    )
+    assert not summarize_run(make_result([make_record(0, num_cached_tokens=8)]), None, 0, 0.75)["warnings"]
     served = TargetFigures(mean_queue_time=0.25, num_queue_times=5, queue_time_source="its metrics")
     figures = summarize([make_record(0), make_record(1)], target=served)
     assert figures["queue_time"]["mean"] == 0.25
