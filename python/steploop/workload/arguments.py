@@ -115,5 +115,5 @@ def _add_labels(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--priorities",
         metavar="N[:EXPONENT]",
-        help="likewise, a priority from 0 (served first) to N - 1",
+        help="likewise, a priority from 0 (to be served first) to N - 1",
     )

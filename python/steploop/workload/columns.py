@@ -50,13 +50,13 @@ class Segments:
     def __post_init__(self) -> None:
         _set_arrays(self, offsets=np.int64, contents=np.int64, lengths=np.int32)
         offsets = self.offsets
-        if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(self.contents) or (np.diff(offsets) < 1).any():
+        if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(self.contents) or (np.diff(offsets) < 1).any():
             raise InvalidArgumentError("segments must have offsets from 0 to their number, each above the one before")
         if len(self.contents) != len(self.lengths):
             raise InvalidArgumentError(
                 f"segments must have as many contents as lengths, got {len(self.contents)} and {len(self.lengths)}"
             )
-        if len(self.contents) and (self.contents.min() < 0 or self.lengths.min() < 1):
+        if self.contents.min() < 0 or self.lengths.min() < 1:
             raise InvalidArgumentError("segments must have contents >= 0 and lengths >= 1")
 
     def __len__(self) -> int:
@@ -109,6 +109,8 @@ class Workload:
         _set_arrays(self, arrival_times=np.float64, num_prompt_tokens=np.int32, num_output_tokens=np.int32)
         _set_arrays(self, conversations=np.int64, tenants=np.int32, priorities=np.int32)
         count = len(self.arrival_times)
+        if not count:
+            raise InvalidArgumentError("a workload must have at least one request, got none")
         columns = ("num_prompt_tokens", "num_output_tokens", "segments", "conversations", "tenants", "priorities")
         for name in columns:
             column = getattr(self, name)
@@ -117,10 +119,10 @@ class Workload:
                     f"a workload must have {name} for each of its {count} arrival_times, got {len(column)}"
                 )
         times = self.arrival_times
-        if not np.isfinite(times).all() or (count and times[0] < 0) or (np.diff(times) < 0).any():
+        if not np.isfinite(times).all() or times[0] < 0 or (np.diff(times) < 0).any():
             raise InvalidArgumentError("arrival_times must be finite, >= 0, none before the one before it")
         for name in ("num_prompt_tokens", "num_output_tokens"):
-            if count and getattr(self, name).min() < 1:
+            if getattr(self, name).min() < 1:
                 raise InvalidArgumentError(f"{name} must be >= 1, got {getattr(self, name).min()}")
         if self.segments is not None and (self.segments.prompt_lengths != self.num_prompt_tokens).any():
             raise InvalidArgumentError("the lengths of a request's segments must add up to its num_prompt_tokens")
@@ -155,7 +157,7 @@ class Workload:
         """All contents have numbers below."""
         if self.segments is None:
             return len(self)
-        return int(self.segments.contents.max(initial=-1)) + 1
+        return int(self.segments.contents.max()) + 1
 
     @property
     def output_contents(self) -> Int64Array:

@@ -51,7 +51,7 @@ def read_arrivals(path: str | Path) -> RecordedArrivals:
     for number, (value,) in _rows(path, (TIME_NAME,)):
         time = as_finite(as_number(value))
         if time is None or time < 0:
-            raise InvalidArgumentError(f"{path}:{number}: {TIME_NAME} must be seconds >= 0, got {value!r}")
+            raise InvalidArgumentError(f"{path}:{number}: {TIME_NAME} must be seconds >= 0, got {excerpt(repr(value))}")
         if times and time < times[-1]:
             raise InvalidArgumentError(f"{path}:{number}: times must not go back, got {time:g} after {times[-1]:g}")
         times.append(time)
@@ -94,7 +94,9 @@ def _json_values(where: str, line: str, names: tuple[str, ...]) -> list[Any]:
     record = parse_record(where, line)
     missing = [name for name in names if name not in record]
     if missing:
-        raise InvalidArgumentError(f"{where}: the object must have {' and '.join(missing)}, got {sorted(record)}")
+        raise InvalidArgumentError(
+            f"{where}: the object must have {' and '.join(missing)}, got {excerpt(str(sorted(record)))}"
+        )
     return [record[name] for name in names]
 
 
@@ -126,7 +128,7 @@ def checked_length(where: str, name: str, value: Any) -> int:
     """
     number = as_number(value)
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= INT32_MAX:
-        raise InvalidArgumentError(f"{where}: {name} must be an integer in 1..{INT32_MAX}, got {value!r}")
+        raise InvalidArgumentError(f"{where}: {name} must be an integer in 1..{INT32_MAX}, got {excerpt(repr(value))}")
     return number
 
 

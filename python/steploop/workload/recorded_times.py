@@ -8,7 +8,7 @@ from typing import Any
 
 from steploop.checks import as_finite
 from steploop.errors import InvalidArgumentError
-from steploop.workload.files import as_number
+from steploop.workload.files import as_number, excerpt
 
 _DATE_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d):(\d\d):(\d\d(?:\.\d+)?)(?:(Z)|([+-])(\d\d):?(\d\d))?", re.ASCII)
 
@@ -35,10 +35,12 @@ class RecordedClock:
         if kind is None:
             raise InvalidArgumentError(
                 f"{where}: {name} must be a number >= 0, or a date and time such as 2023-11-16 18:15:46.68, "
-                f"got {value!r}"
+                f"got {excerpt(repr(value))}"
             )
         if self._kind not in (None, kind):
-            raise InvalidArgumentError(f"{where}: {name} must be {self._kind} as in the lines before, got {value!r}")
+            raise InvalidArgumentError(
+                f"{where}: {name} must be {self._kind} as in the lines before, got {excerpt(repr(value))}"
+            )
         self._kind = kind
         return seconds
 

@@ -15,7 +15,7 @@ def share_of_known_tokens(workload: Workload) -> float:
     an earlier request or in its answer: what a prefix cache that forgets nothing could have of them, where no answer
     is late."""
     segments = workload.segments
-    if segments is None or not len(workload):
+    if segments is None:
         return 0.0
     # How far each segment's content is known after its request.
     reach = segments.lengths.astype(np.int64)

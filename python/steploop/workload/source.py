@@ -29,6 +29,25 @@ DEFAULT_PROMPT_LENGTHS = "uniform:32:256"
 DEFAULT_OUTPUT_LENGTHS = "exponential:64:256:clip"
 DEFAULT_NUM_REQUESTS = 100
 
+_SPEC_NAMES = (
+    "prompt_lengths",
+    "output_lengths",
+    "lengths_file",
+    "arrivals",
+    "rate_sweep",
+    "workload_file",
+    "skip_empty",
+    "speedup",
+    "turns",
+    "think_time",
+    "max_conversation_tokens",
+    "shared_prefix",
+    "tenants",
+    "priorities",
+    "seed",
+)
+"""Options that are kept for reports."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadSource:
@@ -75,7 +94,7 @@ def workload_source(arguments: argparse.Namespace) -> WorkloadSource:
     Raises:
         InvalidArgumentError: an option that cannot be, alone or with another; an unreadable file, or a bad line of it.
     """
-    specs = {name: getattr(arguments, name, None) for name in SPEC_NAMES}
+    specs = {name: getattr(arguments, name, None) for name in _SPEC_NAMES}
     recorded = None
     if specs["workload_file"] is not None:
         recorded = read_workload(specs["workload_file"], skip_empty=specs["skip_empty"])
@@ -99,25 +118,6 @@ def workload_source(arguments: argparse.Namespace) -> WorkloadSource:
         rates=_rates(specs, arrivals),
         specs=specs,
     )
-
-
-SPEC_NAMES = (
-    "prompt_lengths",
-    "output_lengths",
-    "lengths_file",
-    "arrivals",
-    "rate_sweep",
-    "workload_file",
-    "skip_empty",
-    "speedup",
-    "turns",
-    "think_time",
-    "max_conversation_tokens",
-    "shared_prefix",
-    "tenants",
-    "priorities",
-    "seed",
-)
 
 
 def _lengths(specs: dict[str, Any], recorded: RecordedWorkload | None) -> tuple[Lengths, Lengths]:

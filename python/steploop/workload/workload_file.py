@@ -118,7 +118,7 @@ class _Rows:
             blocks = record[form.blocks] if form.blocks else []
         except KeyError as error:
             raise InvalidArgumentError(
-                f"{where}: the object must have {error.args[0]} as the first has, got {sorted(record)}"
+                f"{where}: the object must have {error.args[0]} as the first has, got {excerpt(str(sorted(record)))}"
             ) from None
         seconds = self._clock.seconds(where, form.time, time)
         if _is_zero(prompt) or _is_zero(output):

@@ -136,6 +136,10 @@ def test_fingerprint_is_of_all_that_a_simulation_would_see() -> None:
         ({"num_prompt_tokens": [-1, 3]}, "num_prompt_tokens must be in 0..2147483647, got -1 to 3"),
         ({"num_prompt_tokens": [1, 2**31]}, "num_prompt_tokens must be in 0..2147483647, got 1 to 2147483648"),
         ({"num_prompt_tokens": [1.5, 3]}, "num_prompt_tokens must be a list of integers"),
+        (
+            {"arrival_times": [], "num_prompt_tokens": [], "num_output_tokens": []},
+            "a workload must have at least one request, got none",
+        ),
         ({"arrival_times": [[0.0, 1.0]]}, "arrival_times must be a list of numbers"),
         ({"arrival_times": [1.0, 0.5]}, "arrival_times must be finite, >= 0, none before the one before it"),
         ({"arrival_times": [0.0, float("nan")]}, "arrival_times must be finite"),
@@ -155,6 +159,7 @@ def test_refused(fields: dict[str, Any], words: str) -> None:
     [
         (([1, 2], [0], [1]), "offsets from 0 to their number"),
         (([0, 1], [0, 1], [1, 1]), "offsets from 0 to their number"),
+        (([0], [], []), "offsets from 0 to their number"),
         (([0, 0, 1], [0], [1]), "each above the one before"),
         (([0, 1], [0], [1, 2]), "as many contents as lengths, got 1 and 2"),
         (([0, 1], [-1], [1]), "contents >= 0 and lengths >= 1"),

@@ -156,6 +156,8 @@ def test_empty_requests_are_left_out_where_asked(tmp_path: Path) -> None:
         (OWN + "2023-02-20 00:00:00,2,3\n1,2,3\n", 3, "must be a date and time without a zone as in the lines before"),
         (OWN + "2023-02-20 00:00:00,2,3\n2023-02-20 00:00:00Z,2,3\n", 3, "without a zone as in the lines before"),
         (OWN + '1,2,3\n1,"2\n', 3, "a line must have 3 values, got 2"),
+        (OWN + "1,2," + "x" * 100_000, 2, "output_tokens must be an integer in 1..2147483647, got 'xxx"),
+        (OWN + "9" * 5000 + ",2,3", 2, "timestamp must be a number >= 0, or"),
         (OWN + "1,2," + "3" * 200_000, 2, "a line must be CSV: field larger than field limit"),
         (
             '{"timestamp": 1, "prompt_tokens": 2, "output_tokens": 3}\n{"timestamp": 1}',
