@@ -165,6 +165,7 @@ def _figures(report: dict[str, Any]) -> Run:
         },
         "client_cpu_share": run["client"]["cpu_share"],
         "num_failed_requests": requests["asked"] - requests["completed"],
+        "errors": run["errors"],
         "num_truncated": run["lengths"]["num_truncated"],
         "warnings": run["warnings"],
     }

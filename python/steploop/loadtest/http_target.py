@@ -21,8 +21,6 @@ from steploop.loadtest.target import TargetDescription, TargetFigures
 ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _FIXED_FIELDS = ("prompt", "messages", "stream", "n")
 
-# Shorter than servers keep idle connections, so that none is taken just as the server closes it.
-_KEEPALIVE_SECONDS = 2.0
 _LOOK_UP = aiohttp.ClientTimeout(total=30)
 _EXCERPT = 200
 
@@ -61,7 +59,8 @@ class HttpTarget:
         if api_key is not None:
             headers["Authorization"] = f"Bearer {api_key}"
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+            # A connection for each request: one that is kept may be closed by the server just as it is used again.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None),  # the open loop has one
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
