@@ -12,7 +12,7 @@ from scheduler_load import Step
 from worker import serve_lines
 
 import steploop
-from steploop._C import Scheduler
+from steploop._C import Scheduler, SchedulerConfig
 
 _now = time.perf_counter_ns
 
@@ -21,7 +21,7 @@ class SteploopScheduler:
     """As the engine drives it, but from Python."""
 
     def __init__(self, num_running: int) -> None:
-        self._scheduler = Scheduler(
+        config = SchedulerConfig(
             max_num_seqs=num_running,
             max_num_batched_tokens=scheduler_load.MAX_NUM_BATCHED_TOKENS,
             max_model_len=scheduler_load.MAX_MODEL_LEN,
@@ -29,6 +29,7 @@ class SteploopScheduler:
             block_size=scheduler_load.BLOCK_SIZE,
             enable_prefix_caching=True,
         )
+        self._scheduler = Scheduler(config)
 
     def add(self, request_id: int, prompt_token_ids: list[int], max_tokens: int) -> int:
         """See LoneScheduler."""

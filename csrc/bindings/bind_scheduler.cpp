@@ -146,15 +146,13 @@ py::dict sequence_info(const Scheduler& scheduler, SequenceId id) {
   return info;
 }
 
-std::unique_ptr<Scheduler> make_scheduler(int32_t max_num_seqs, int32_t max_num_batched_tokens, int32_t max_model_len,
-                                          int32_t num_kv_blocks, int32_t block_size, int32_t num_host_blocks,
-                                          const std::string& scheduling_policy, double watermark,
-                                          const std::string& preemption_mode, double swap_block_us,
-                                          const std::string& queue_order, int32_t max_bypass,
-                                          bool enable_chunked_prefill, int32_t long_prefill_token_threshold,
-                                          const std::string& prompt_sharing, double waiting_served_ratio,
-                                          int32_t max_waiting_tokens, int64_t target_step_duration_us,
-                                          bool enable_prefix_caching, uint64_t prefix_hash_mask) {
+SchedulerConfig make_config(int32_t max_num_seqs, int32_t max_num_batched_tokens, int32_t max_model_len,
+                            int32_t num_kv_blocks, int32_t block_size, int32_t num_host_blocks,
+                            const std::string& scheduling_policy, double watermark, const std::string& preemption_mode,
+                            double swap_block_us, const std::string& queue_order, int32_t max_bypass,
+                            bool enable_chunked_prefill, int32_t long_prefill_token_threshold,
+                            const std::string& prompt_sharing, double waiting_served_ratio, int32_t max_waiting_tokens,
+                            int64_t target_step_duration_us, bool enable_prefix_caching, uint64_t prefix_hash_mask) {
   SchedulerConfig config;
   config.max_num_seqs = max_num_seqs;
   config.max_num_batched_tokens = max_num_batched_tokens;
@@ -172,7 +170,8 @@ std::unique_ptr<Scheduler> make_scheduler(int32_t max_num_seqs, int32_t max_num_
   config.waiting_served_ratio = waiting_served_ratio;
   config.max_waiting_tokens = max_waiting_tokens;
   config.target_step_duration_us = target_step_duration_us;
-  return std::make_unique<Scheduler>(config);
+  validate(config);
+  return config;
 }
 
 void add(Scheduler& scheduler, SequenceId id, std::vector<TokenId> token_ids, int32_t max_tokens, int32_t min_tokens,
@@ -241,16 +240,18 @@ py::dict to_dict(const SchedulerStats& stats) {
 }
 
 void bind_scheduler(py::module_& m) {
-  bind_output(m);
-  py::class_<Scheduler>(m, "Scheduler", "Iteration-level scheduling alone, without a model. Not thread-safe.")
-      .def(py::init(&make_scheduler), py::kw_only(), "max_num_seqs"_a, "max_num_batched_tokens"_a, "max_model_len"_a,
+  py::class_<SchedulerConfig>(m, "SchedulerConfig", "Settings of a scheduler, and of the KV blocks that it hands out.")
+      .def(py::init(&make_config), py::kw_only(), "max_num_seqs"_a, "max_num_batched_tokens"_a, "max_model_len"_a,
            "num_kv_blocks"_a, "block_size"_a = 16, "num_host_blocks"_a = 0, "scheduling_policy"_a = "on_demand",
            "watermark"_a = 0.0, "preemption_mode"_a = "recompute", "swap_block_us"_a = 0.0, "queue_order"_a = "fcfs",
            "max_bypass"_a = 8, "enable_chunked_prefill"_a = true, "long_prefill_token_threshold"_a = 0,
            "prompt_sharing"_a = "in_order", "waiting_served_ratio"_a = 0.3, "max_waiting_tokens"_a = 20,
            "target_step_duration_us"_a = 0, "enable_prefix_caching"_a = true, "prefix_hash_mask"_a = ~uint64_t{0},
-           "Settings as of EngineConfig. prefix_hash_mask: a test aid that makes hashes collide. Raises "
-           "InvalidArgumentError.")
+           "Named as in EngineConfig. prefix_hash_mask: a test aid that makes hashes collide. Raises "
+           "InvalidArgumentError.");
+  bind_output(m);
+  py::class_<Scheduler>(m, "Scheduler", "Iteration-level scheduling alone, without a model. Not thread-safe.")
+      .def(py::init<const SchedulerConfig&>(), "config"_a)
       .def("add", &add, "id"_a, "token_ids"_a, py::kw_only(), "max_tokens"_a, "min_tokens"_a = 0,
            "stop_token_ids"_a = std::vector<TokenId>(), "eos_token_ids"_a = std::vector<TokenId>(), "now_us"_a = 0,
            "priority"_a = 0, "tenant"_a = "", "cache_key"_a = 0, "deadline_us"_a = py::none(),

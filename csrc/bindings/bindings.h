@@ -17,6 +17,7 @@ void bind_errors(pybind11::module_& m);
 void bind_sampling(pybind11::module_& m);
 void bind_block_manager(pybind11::module_& m);
 void bind_scheduler(pybind11::module_& m);
+void bind_simulation(pybind11::module_& m);
 void bind_model(pybind11::module_& m);
 void bind_engine(pybind11::module_& m);
 

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_C, m) {
   steploop::bind_sampling(m);
   steploop::bind_block_manager(m);
   steploop::bind_scheduler(m);
+  steploop::bind_simulation(m);
   steploop::bind_model(m);
   steploop::bind_engine(m);
 }

@@ -12,6 +12,7 @@ import typing
 __all__: list[str] = [
     "BlockManager",
     "BlockTable",
+    "CostModel",
     "Engine",
     "Model",
     "ModelConfig",
@@ -19,6 +20,7 @@ __all__: list[str] = [
     "SamplingParams",
     "ScheduledSequence",
     "Scheduler",
+    "SchedulerConfig",
     "SchedulerOutput",
     "StepOutput",
     "TokenBitmask",
@@ -27,6 +29,7 @@ __all__: list[str] = [
     "philox4x32",
     "process_logits",
     "sample",
+    "simulate",
     "uniform",
 ]
 
@@ -248,6 +251,38 @@ class BlockManager:
         Free blocks that the prefix cache keeps as long as it may.
         """
 
+class SchedulerConfig:
+    """
+    Settings of a scheduler, and of the KV blocks that it hands out.
+    """
+    def __init__(
+        self,
+        *,
+        max_num_seqs: typing.SupportsInt | typing.SupportsIndex,
+        max_num_batched_tokens: typing.SupportsInt | typing.SupportsIndex,
+        max_model_len: typing.SupportsInt | typing.SupportsIndex,
+        num_kv_blocks: typing.SupportsInt | typing.SupportsIndex,
+        block_size: typing.SupportsInt | typing.SupportsIndex = 16,
+        num_host_blocks: typing.SupportsInt | typing.SupportsIndex = 0,
+        scheduling_policy: str = "on_demand",
+        watermark: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        preemption_mode: str = "recompute",
+        swap_block_us: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        queue_order: str = "fcfs",
+        max_bypass: typing.SupportsInt | typing.SupportsIndex = 8,
+        enable_chunked_prefill: bool = True,
+        long_prefill_token_threshold: typing.SupportsInt | typing.SupportsIndex = 0,
+        prompt_sharing: str = "in_order",
+        waiting_served_ratio: typing.SupportsFloat | typing.SupportsIndex = 0.3,
+        max_waiting_tokens: typing.SupportsInt | typing.SupportsIndex = 20,
+        target_step_duration_us: typing.SupportsInt | typing.SupportsIndex = 0,
+        enable_prefix_caching: bool = True,
+        prefix_hash_mask: typing.SupportsInt | typing.SupportsIndex = 18446744073709551615,
+    ) -> None:
+        """
+        Named as in EngineConfig. prefix_hash_mask: a test aid that makes hashes collide. Raises InvalidArgumentError.
+        """
+
 class ScheduledSequence:
     """
     One sequence's part of a step.
@@ -295,33 +330,7 @@ class Scheduler:
     """
     Iteration-level scheduling alone, without a model. Not thread-safe.
     """
-    def __init__(
-        self,
-        *,
-        max_num_seqs: typing.SupportsInt | typing.SupportsIndex,
-        max_num_batched_tokens: typing.SupportsInt | typing.SupportsIndex,
-        max_model_len: typing.SupportsInt | typing.SupportsIndex,
-        num_kv_blocks: typing.SupportsInt | typing.SupportsIndex,
-        block_size: typing.SupportsInt | typing.SupportsIndex = 16,
-        num_host_blocks: typing.SupportsInt | typing.SupportsIndex = 0,
-        scheduling_policy: str = "on_demand",
-        watermark: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-        preemption_mode: str = "recompute",
-        swap_block_us: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-        queue_order: str = "fcfs",
-        max_bypass: typing.SupportsInt | typing.SupportsIndex = 8,
-        enable_chunked_prefill: bool = True,
-        long_prefill_token_threshold: typing.SupportsInt | typing.SupportsIndex = 0,
-        prompt_sharing: str = "in_order",
-        waiting_served_ratio: typing.SupportsFloat | typing.SupportsIndex = 0.3,
-        max_waiting_tokens: typing.SupportsInt | typing.SupportsIndex = 20,
-        target_step_duration_us: typing.SupportsInt | typing.SupportsIndex = 0,
-        enable_prefix_caching: bool = True,
-        prefix_hash_mask: typing.SupportsInt | typing.SupportsIndex = 18446744073709551615,
-    ) -> None:
-        """
-        Settings as of EngineConfig. prefix_hash_mask: a test aid that makes hashes collide. Raises InvalidArgumentError.
-        """
+    def __init__(self, config: SchedulerConfig) -> None: ...
     def abort(
         self, id: typing.SupportsInt | typing.SupportsIndex, now_us: typing.SupportsInt | typing.SupportsIndex = 0
     ) -> bool:
@@ -394,6 +403,28 @@ class Scheduler:
     ) -> numpy.typing.NDArray[numpy.int64]:
         """
         As update, one sequence (int64) and token (int32) for each sample row in the step's order. Returns the ids of the sequences that this ended. Raises InvalidArgumentError, InternalError.
+        """
+
+class CostModel:
+    """
+    How long a step takes on some device: a roofline with named efficiencies.
+    """
+    def __init__(self, fields: collections.abc.Mapping[str, typing.SupportsFloat | typing.SupportsIndex]) -> None:
+        """
+        All fields of CostModelConfig by name, in bytes, operations, seconds and microseconds as their names say. Raises InvalidArgumentError.
+        """
+    def duration_us(
+        self,
+        *,
+        num_tokens: typing.SupportsInt | typing.SupportsIndex,
+        num_sequences: typing.SupportsInt | typing.SupportsIndex,
+        num_sample_rows: typing.SupportsInt | typing.SupportsIndex,
+        num_decode_keys: typing.SupportsInt | typing.SupportsIndex = 0,
+        num_prompt_pairs: typing.SupportsInt | typing.SupportsIndex = 0,
+        num_transfer_blocks: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> float:
+        """
+        Of a step with so many tokens, sequences and sampled rows; keys that sequences with one token attend to; (query, key) pairs of those with more; and KV blocks that move to the host or back.
         """
 
 class ModelConfig:
@@ -784,6 +815,32 @@ def sample(
 ) -> tuple:
     """
     Chooses one token from float32 logits [vocab]; bitmask: int32 [ceil(vocab / 32)], a set bit allows its token; the token ids before it count for penalties and bad_words. Returns (token, logprob, [(token, logprob), ...], failed).
+    """
+
+def simulate(
+    config: SchedulerConfig,
+    cost: CostModel,
+    *,
+    arrival_us: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    num_prompt_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+    num_output_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+    max_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+    priorities: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None,
+    tenants: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None,
+    segment_offsets: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
+    segment_contents: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
+    segment_lengths: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None,
+    num_replicas: typing.SupportsInt | typing.SupportsIndex = 1,
+    routing: str = "least_outstanding",
+    step_durations_us: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
+    max_timeline_points: typing.SupportsInt | typing.SupportsIndex = 2048,
+    record_spans: bool = False,
+    record_schedule: bool = False,
+    quantiles: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex] = [0.5, 0.9, 0.99],
+    report: typing.Any = None,
+) -> dict:
+    """
+    Serves requests with the engine's scheduler on a virtual clock. Columns are arrays of the named types, one value a request: times int64, numbers of tokens int32. A prompt is a chain of segments (offsets int64 [requests + 1], contents int64, lengths int32): those of one content begin with the same tokens, and a request's output goes on with its last segment's. step_durations_us: how long each step takes, instead of the cost model's. report: told now and then how many requests have ended. Returns columns by request, over time and by step. Raises InvalidArgumentError, InvalidRequestError, RequestTooLongError; what report raises, and KeyboardInterrupt.
     """
 
 def uniform(

@@ -93,6 +93,8 @@ class LLMEngine:
         """The compute type in use."""
         self.quantization = quantization
         """How linear weights are stored; None: in the compute type."""
+        self.kv_cache_dtype = kv_cache_dtype
+        """The KV cache's type in use."""
         eos_token_ids = self._eos_token_ids(checkpoint.generation.eos_token_ids)
         self._preparation = Preparation(
             self.config,

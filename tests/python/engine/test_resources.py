@@ -22,7 +22,7 @@ def tiny(tiny_llama: Path) -> Any:
 
 
 def test_block_tails_hold_under_4_percent_of_used_kv(report: Callable[[str], None]) -> None:
-    scheduler = _C.Scheduler(
+    config = _C.SchedulerConfig(
         max_num_seqs=64,
         max_num_batched_tokens=2048,
         max_model_len=2048,
@@ -30,6 +30,7 @@ def test_block_tails_hold_under_4_percent_of_used_kv(report: Callable[[str], Non
         block_size=16,
         enable_prefix_caching=False,  # a shared block would count for each that holds it
     )
+    scheduler = _C.Scheduler(config)
     rng = random.Random(1)
     for index in range(200):
         scheduler.add(index, [1] * rng.randint(300, 700), max_tokens=rng.randint(50, 300))

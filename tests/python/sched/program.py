@@ -11,7 +11,7 @@ import zlib
 from array import array
 from collections import Counter
 
-from steploop._C import Scheduler
+from steploop._C import Scheduler, SchedulerConfig
 from steploop.errors import InvalidRequestError
 
 EOS = 1
@@ -43,7 +43,7 @@ def key_values(tokens, cache_key):
 
 class Program:
     def __init__(self, counts: Counter, **config):
-        self.scheduler = Scheduler(**config)
+        self.scheduler = Scheduler(SchedulerConfig(**config))
         self.config = config
         self.counts = counts
         self.kv = {}  # (pool, block, offset) -> what it holds

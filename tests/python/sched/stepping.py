@@ -4,7 +4,7 @@ A row reads: `1:0+8` sequence 1 computes 8 tokens from position 0 on, `*` it rea
 then the block tables after schedule, then what was preempted, then what ended. Every sample is token 7.
 """
 
-from steploop._C import Scheduler
+from steploop._C import Scheduler, SchedulerConfig
 
 POLICIES = ["on_demand", "reserve", "estimate", "static"]
 
@@ -18,7 +18,7 @@ def make_scheduler(**overrides):
         "block_size": 8,
         "enable_prefix_caching": False,  # all prompts are alike
     }
-    return Scheduler(**(settings | overrides))
+    return Scheduler(SchedulerConfig(**(settings | overrides)))
 
 
 def add(scheduler, sequence_id, num_prompt_tokens, max_tokens, **options):
