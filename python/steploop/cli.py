@@ -19,6 +19,7 @@ from steploop.engine_arguments import (
 from steploop.errors import SteploopError
 from steploop.loadtest.arguments import add_bench_arguments
 from steploop.serve.arguments import add_serve_arguments
+from steploop.simulation.arguments import add_calibrate_arguments, add_simulate_arguments
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -56,6 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             from steploop.loadtest.command import run_bench
 
             exit_code = run_bench(arguments)
+        elif arguments.command == "simulate":
+            from steploop.simulation.command import run_simulate
+
+            run_simulate(arguments)
+        elif arguments.command == "calibrate":
+            from steploop.simulation.calibrate_command import run_calibrate
+
+            run_calibrate(arguments)
         else:
             from steploop.demo.command import run_demo
 
@@ -99,6 +108,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_pack(commands)
     _add_bench(commands)
+    _add_simulation(commands)
     _add_demo(commands)
     return parser
 
@@ -202,6 +212,17 @@ def _add_demo(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
 def _add_bench(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
     parser = commands.add_parser("bench", help="load-test a model, or a server over HTTP", allow_abbrev=False)
     add_bench_arguments(parser)
+
+
+def _add_simulation(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
+    parser = commands.add_parser(
+        "simulate", help="what a workload would do to a model on some device, without it", allow_abbrev=False
+    )
+    add_simulate_arguments(parser)
+    parser = commands.add_parser(
+        "calibrate", help="measure this machine with a model, for `steploop simulate`", allow_abbrev=False
+    )
+    add_calibrate_arguments(parser)
 
 
 def _add_pack(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:

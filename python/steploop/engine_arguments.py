@@ -29,7 +29,7 @@ def add_full_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write what happens to each prompt, step by step, into FILE: JSON for ui.perfetto.dev",
     )
-    _add_scheduling_options(parser.add_argument_group("scheduling", "See EngineConfig for what each choice means."))
+    add_scheduling_options(parser.add_argument_group("scheduling", "See EngineConfig for what each choice means."))
 
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
@@ -100,7 +100,8 @@ def add_quantization(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def _add_scheduling_options(scheduling: argparse._ActionsContainer) -> None:
+def add_scheduling_options(scheduling: argparse._ActionsContainer) -> None:
+    """Those of `EngineConfig` that steer the scheduler."""
     for name, choices, text in (
         ("--scheduling-policy", SCHEDULING_POLICIES, "who may start, and who gives way when the KV cache is full"),
         ("--queue-order", QUEUE_ORDERS, "who starts next; priority and fair go by what requests say in the Python API"),

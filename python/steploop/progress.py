@@ -11,8 +11,9 @@ from typing import Any
 class RequestProgress:
     """Counts finished requests and generated tokens; silent unless `enabled` and standard error is a terminal."""
 
-    def __init__(self, num_requests: int, *, enabled: bool = True) -> None:
+    def __init__(self, num_requests: int, *, description: str = "Generating", enabled: bool = True) -> None:
         self._num_requests = num_requests
+        self._description = description
         self._num_tokens = 0
         self._started = time.monotonic()
         self._bar: Any = None
@@ -23,7 +24,7 @@ class RequestProgress:
     def __enter__(self) -> RequestProgress:
         if self._bar is not None:
             self._bar.start()
-            self._task = self._bar.add_task("Generating", total=self._num_requests, rate="")
+            self._task = self._bar.add_task(self._description, total=self._num_requests, rate="")
         return self
 
     def __exit__(

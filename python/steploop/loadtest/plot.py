@@ -54,6 +54,15 @@ def write_plot(path: Path, title: str, runs: Sequence[tuple[dict[str, Any], RunR
         panel(axes, runs)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
+    save_figure(figure, path, title)
+
+
+def save_figure(figure: Any, path: Path, title: str) -> None:
+    """Writes a matplotlib figure into a file of the path's kind.
+
+    Raises:
+        InvalidArgumentError: it cannot be written.
+    """
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png" if path.suffix == ".png" else "svg")
     content = buffer.getvalue()

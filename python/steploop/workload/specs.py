@@ -128,8 +128,9 @@ def parse_shared_prefix(text: str) -> tuple[int, Ranks]:
 def unknown_name(what: str, name: str, forms: Iterable[str]) -> InvalidArgumentError:
     """The error for a name that none of the forms begins with; it has all of them, and the nearest if one is near."""
     known = {form.partition(":")[0].partition("=")[0]: form for form in forms}
-    nearest = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f"; did you mean {known[nearest[0]]}?" if nearest else ""
+    by_lower = {one.lower(): form for one, form in known.items()}
+    nearest = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    hint = f"; did you mean {by_lower[nearest[0]]}?" if nearest else ""
     return InvalidArgumentError(f"{what} must be one of {', '.join(known.values())}, got {name!r}{hint}")
 
 
