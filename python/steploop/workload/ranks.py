@@ -40,7 +40,8 @@ class Ranks:
         """`count` of them; of the same generator state, the first so many of a longer draw."""
         below = np.cumsum(self._weights())
         shares = generator.random(count) * below[-1]
-        return np.minimum(np.searchsorted(below, shares, side="right"), self.count - 1).astype(np.int64, copy=False)
+        ranks: npt.NDArray[np.int64] = np.minimum(np.searchsorted(below, shares, side="right"), self.count - 1)
+        return ranks
 
     def _weights(self) -> npt.NDArray[np.float64]:
         weights: npt.NDArray[np.float64] = np.arange(1, self.count + 1, dtype=np.float64) ** -self.exponent

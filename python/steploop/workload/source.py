@@ -97,7 +97,7 @@ def workload_source(arguments: argparse.Namespace) -> WorkloadSource:
     specs = {name: getattr(arguments, name, None) for name in _SPEC_NAMES}
     recorded = None
     if specs["workload_file"] is not None:
-        recorded = read_workload(specs["workload_file"], skip_empty=specs["skip_empty"])
+        recorded = read_workload(specs["workload_file"], skip_empty=bool(specs["skip_empty"]))
     elif specs["skip_empty"]:
         raise InvalidArgumentError("--skip-empty is for a --workload-file")
     lengths = _lengths(specs, recorded)
