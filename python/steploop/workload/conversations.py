@@ -129,9 +129,8 @@ def _draw_all(
     outputs = lengths[1].draw(Stream.OUTPUT_LENGTHS.generator(seed), count)
     said = np.cumsum(parts + outputs)
     said -= (said - parts - outputs)[begins]
-    thinking = conversations.think_time.draw(Stream.THINK_TIMES.generator(seed), count)
-    thinking[first] = 0.0
-    times = np.cumsum(thinking)
+    # That of a first turn is left out with all before it.
+    times = np.cumsum(conversations.think_time.draw(Stream.THINK_TIMES.generator(seed), count))
     times -= times[begins]
     fits = np.ones(count, dtype=np.bool_)
     if conversations.max_tokens is not None:

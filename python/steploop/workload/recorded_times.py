@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import re
 from typing import Any
 
@@ -45,18 +46,13 @@ class RecordedClock:
         return seconds
 
     def _read(self, value: Any) -> tuple[str | None, float]:
-        number = as_finite(as_number(value))
-        if number is not None:
-            return ("a number", number * self._unit) if number >= 0 else (None, 0.0)
         parts = _DATE_TIME.fullmatch(value.strip()) if isinstance(value, str) else None
         if parts is None:
-            return None, 0.0
+            number = as_finite(as_number(value))
+            return (None, 0.0) if number is None or number < 0 else ("a number", number * self._unit)
         date, hour, minute, second, utc, sign, zone_hours, zone_minutes = parts.groups()
-        try:
-            day = datetime.date.fromisoformat(date).toordinal()
-        except ValueError:
-            return None, 0.0
-        if int(hour) > 23 or int(minute) > 59 or float(second) >= 61:
+        day = _day(date)
+        if day is None or int(hour) > 23 or int(minute) > 59 or float(second) >= 61:
             return None, 0.0
         # Days are counted from the first, so that fractions of a microsecond are left in a float.
         self._first_day = self._first_day or day
@@ -64,3 +60,12 @@ class RecordedClock:
         if sign is not None:
             seconds -= (-1 if sign == "-" else 1) * (int(zone_hours) * 3600 + int(zone_minutes) * 60)
         return ("a date and time with its zone" if utc or sign else "a date and time without a zone"), seconds
+
+
+@functools.lru_cache(maxsize=16)
+def _day(date: str) -> int | None:
+    """The day's number; None: there is no such day."""
+    try:
+        return datetime.date.fromisoformat(date).toordinal()
+    except ValueError:
+        return None

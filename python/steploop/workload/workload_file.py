@@ -166,7 +166,7 @@ def _csv_records(path: str | Path, text: str) -> Iterator[tuple[str, dict[str, A
     names: list[str] | None = None
     try:
         for row in reader:
-            if not any(value.strip() for value in row):
+            if not "".join(row).strip():
                 continue
             where = f"{path}:{reader.line_num}"
             if names is None:

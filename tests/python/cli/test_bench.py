@@ -207,6 +207,15 @@ def test_tenants_and_bursts_in_process(tiny_llama: Path, capsys: Capture) -> Non
     assert "% of arrivals in bursts" in out
 
 
+def test_shared_prefixes_are_in_the_prefix_cache(tiny_llama: Path, capsys: Capture) -> None:
+    arguments = [*ENGINE, *SMALL, "--arrivals", "poisson:5", "--shared-prefix", "64", "--num-warmups", "0"]
+    [run] = report(capsys, str(tiny_llama), *arguments)["runs"]
+    assert run["prefix_cache"]["num_cached_tokens"] >= 3 * 48  # whole blocks, of those that came after the first answer
+    known = run["workload"]["known_prompt_tokens"]["share"]
+    assert 0 < run["prefix_cache"]["share_of_prompt_tokens"] <= known
+    assert not [warning for warning in run["warnings"] if "prefix cache" in warning]
+
+
 def test_exit_codes(server: FakeServer, capsys: Capture) -> None:
     from aiohttp import web
 

@@ -86,6 +86,12 @@ def test_times() -> None:
     assert fixed.arrival_times.tolist() == pytest.approx(sorted([0.0, 3.0, 6.0, 9.0, 12.0] * 10))
 
 
+def test_requests_of_one_moment_stay_in_order() -> None:
+    workload = draw(turns="fixed:2", arrivals="burst", think_time=ThinkTime(3.0, "fixed"))
+    assert workload.conversations is not None
+    assert workload.conversations.tolist() == [*range(1000), *range(1000)]
+
+
 def test_another_rate_or_think_time_leaves_the_turns_alone() -> None:
     def content(workload: Workload) -> list[Any]:
         return [

@@ -214,10 +214,10 @@ def test_unreadable(tmp_path: Path) -> None:
 
 
 def test_many_lines(tmp_path: Path) -> None:
-    count = 20_000
-    times = np.random.default_rng(0).integers(0, 10**6, count)
-    content = OWN + "".join(f"{time / 1000},{1 + time % 7},{1 + time % 5}\n" for time in times.tolist())
+    count = 20_000  # many at the same moment, which stay in order
+    times = np.random.default_rng(0).integers(0, 1000, count)
+    content = OWN + "".join(f"{time / 1000},{number},7\n" for number, time in enumerate(times.tolist(), 1))
     workload = draw(read_workload(write(tmp_path, content)))
-    expected = np.sort(times)
-    assert workload.arrival_times == pytest.approx((expected - expected[0]) / 1000)
-    assert workload.num_prompt_tokens.tolist() == (1 + expected % 7).tolist()
+    expected = sorted((time, number) for number, time in enumerate(times.tolist(), 1))
+    assert workload.arrival_times == pytest.approx([(time - expected[0][0]) / 1000 for time, _ in expected])
+    assert workload.num_prompt_tokens.tolist() == [number for _, number in expected]
