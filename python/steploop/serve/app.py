@@ -13,18 +13,20 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 import steploop
 from steploop.errors import InvalidRequestError
-from steploop.serve.chat import create_chat_completion, render_messages
-from steploop.serve.completions import create_completion
-from steploop.serve.errors import ApiError, add_error_handlers, as_api_error
-from steploop.serve.history import History
-from steploop.serve.metrics import CONTENT_TYPE, ServerMetrics
-from steploop.serve.protocol import (
+from steploop.openai.chat import render_messages
+from steploop.openai.errors import ApiError, as_api_error
+from steploop.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerationRequest,
     TokenizeRequest,
 )
+from steploop.serve.chat import create_chat_completion
+from steploop.serve.completions import create_completion
+from steploop.serve.errors import add_error_handlers, error_response
+from steploop.serve.history import History
+from steploop.serve.metrics import CONTENT_TYPE, ServerMetrics
 from steploop.serve.service import Service
 
 _HISTORY_INTERVAL_S = 5  # the engine remembers a thousand iterations
@@ -33,7 +35,7 @@ _FIELDS = {kind: frozenset(kind.model_fields) for kind in (CompletionRequest, Ch
 
 def make_app(service: Service, metrics: ServerMetrics) -> FastAPI:
     """The application of one model."""
-    history = History(service.engine.engine)
+    history = History(service.model.engine)
     app = FastAPI(
         title="steploop",
         version=steploop.__version__,
@@ -81,38 +83,38 @@ async def _answer(create: Any, service: Service, body: GenerationRequest, reques
         response: Response = await create(service, body, request)
         return response
     except Exception as error:
-        return as_api_error(error, _FIELDS[type(body)]).response()  # type: ignore[index]
+        return error_response(as_api_error(error, _FIELDS[type(body)]))  # type: ignore[index]
 
 
 def _add_text(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", summary="Token ids of a text or a conversation")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
-        service.check_model(body.model)
+        service.model.check_name(body.model)
         return await asyncio.to_thread(_tokenize, service, body)
 
     @app.post("/detokenize", summary="The text of token ids")
     async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
-        service.check_model(body.model)
-        vocab_size = service.engine.engine.vocab_size
+        service.model.check_name(body.model)
+        vocab_size = service.model.engine.vocab_size
         for token in body.tokens:
             if not 0 <= token < vocab_size:
                 raise InvalidRequestError(f"tokens must be in 0..{vocab_size - 1}, got {token}")
-        return {"prompt": await asyncio.to_thread(service.tokenizer.decode, body.tokens)}
+        return {"prompt": await asyncio.to_thread(service.model.tokenizer.decode, body.tokens)}
 
 
 def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("give either prompt or messages")
-    tokenizer = service.tokenizer
+    tokenizer = service.model.tokenizer
     if body.messages is not None:
         rendered = render_messages(
-            service, body.messages, tools=body.tools, add_generation_prompt=body.add_generation_prompt
+            service.model, body.messages, tools=body.tools, add_generation_prompt=body.add_generation_prompt
         )
         tokens = rendered["prompt_token_ids"]
     else:
         assert body.prompt is not None
         tokens = tokenizer.encode(body.prompt) if body.add_special_tokens else tokenizer.encode_rendered(body.prompt)
-    answer = {"count": len(tokens), "max_model_len": service.max_model_len, "tokens": tokens}
+    answer = {"count": len(tokens), "max_model_len": service.model.engine.max_model_len, "tokens": tokens}
     if body.return_token_strs:
         answer["token_strs"] = [tokenizer.decode([token]) for token in tokens]
     return answer
@@ -124,19 +126,19 @@ def _add_state(app: FastAPI, service: Service, metrics: ServerMetrics, history: 
     @app.get("/v1/models", summary="The model that is served")
     async def models() -> dict[str, Any]:
         model = {
-            "id": service.model_name,
+            "id": service.model.name,
             "object": "model",
             "created": 0,
             "owned_by": "steploop",
-            "max_model_len": service.max_model_len,
-            "vocab_size": service.engine.engine.vocab_size,
+            "max_model_len": service.model.engine.max_model_len,
+            "vocab_size": service.model.engine.vocab_size,
         }
         return {"object": "list", "data": [model]}
 
     @app.get("/health", summary="200 while requests are served", response_model=None)
     async def health() -> Response:
         if not service.engine.is_running:
-            return ApiError(503, "the engine has ended", code="engine_dead").response()
+            return error_response(ApiError(503, "the engine has ended", code="engine_dead"))
         return Response()
 
     @app.get("/metrics", summary="Metrics for Prometheus", response_model=None)
@@ -145,7 +147,7 @@ def _add_state(app: FastAPI, service: Service, metrics: ServerMetrics, history: 
 
     @app.get("/status", summary="What the status page shows", response_model=None)
     async def status() -> Response:
-        stats = service.engine.engine.stats()
+        stats = service.model.engine.stats()
         now = {
             "running": stats["num_running"],
             "scheduled": stats["last_step"]["num_sequences"] if stats["num_running"] else 0,
@@ -155,10 +157,10 @@ def _add_state(app: FastAPI, service: Service, metrics: ServerMetrics, history: 
             "kv_cache_usage": stats["num_used_kv_blocks"] / stats["num_kv_blocks"],
             "prefix_cache_hit_rate": stats["num_prefix_hit_tokens"] / max(1, stats["num_prefix_queried_tokens"]),
             "num_preemptions": stats["num_preemptions"],
-            "max_num_seqs": service.engine.engine.config.max_num_seqs,
+            "max_num_seqs": service.model.engine.config.max_num_seqs,
         }
         return JSONResponse(
-            {"model": service.model_name, "version": steploop.__version__, "now": now, "history": history.as_dict()}
+            {"model": service.model.name, "version": steploop.__version__, "now": now, "history": history.as_dict()}
         )
 
     @app.get("/", include_in_schema=False)

@@ -20,6 +20,7 @@ from steploop.errors import InvalidArgumentError
 try:
     import uvicorn
 
+    from steploop.openai.model import ServedModel
     from steploop.serve.app import make_app
     from steploop.serve.guard import Guard
     from steploop.serve.metrics import ServerMetrics
@@ -52,7 +53,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
     engine = AsyncLLMEngine(config, trace=arguments.trace, on_step=metrics.on_step)
     try:
         metrics.watch(engine.engine)
-        app = make_app(Service(engine, name, arguments.max_choices), metrics)
+        app = make_app(Service(engine, ServedModel(engine.engine, name, arguments.max_choices)), metrics)
         server = _Server(
             uvicorn.Config(
                 Guard(app, api_key=api_key, max_body_bytes=arguments.max_body_bytes),

@@ -1,80 +1,24 @@
-"""Errors as clients of OpenAI's API expect them: a status, and {"error": {"message", "type", "param", "code"}}."""
+"""Answers that are errors, whatever raised them."""
 
 from __future__ import annotations
-
-import logging
-import re
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from steploop.errors import EngineDeadError, InvalidRequestError, QueueFullError, RequestTooLongError, SteploopError
-
-logger = logging.getLogger(__name__)
+from steploop.errors import SteploopError
+from steploop.openai.errors import ApiError, as_api_error, invalid_body
 
 RETRY_AFTER_S = 1
 
-_PARAMETER = re.compile(r"(?:each of |the values of |the tokens of |the (?=prompt\b))?([a-z][a-z_]*)\b")
-_FIELD = re.compile(r"(?!(?:str|int|float|bool)$)[a-z_]+")
-_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
-
-class ApiError(Exception):
-    """An answer that is an error.
-
-    Args:
-        status: Of HTTP.
-        param: The field of the request that is wrong.
-        code: A word for programs.
-    """
-
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message.encode("utf-8", "backslashreplace").decode()  # it may quote half a surrogate pair
-        self.param = param
-        self.code = code
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """As JSON."""
-        kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-    def response(self) -> JSONResponse:
-        """As an answer."""
-        headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
-        if self.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse(self.body, self.status, headers)
-
-
-def as_api_error(error: BaseException, fields: frozenset[str] = frozenset()) -> ApiError:
-    """What a client is told of an exception; of one that it has no part in, nothing.
-
-    Args:
-        fields: Names of the request's fields: an error that begins with one is that field's.
-    """
-    if isinstance(error, ApiError):
-        return error
-    message = str(error)
-    if isinstance(error, RequestTooLongError):
-        prompt = "messages" if "messages" in fields else "prompt"
-        return ApiError(400, message, param=prompt, code="context_length_exceeded")
-    if isinstance(error, InvalidRequestError):
-        found = _PARAMETER.match(message)
-        param = found.group(1) if found and found.group(1) in fields else None
-        return ApiError(400, message, param=param, code="invalid_value")
-    if isinstance(error, QueueFullError):
-        return ApiError(429, message, code="queue_full")
-    if isinstance(error, EngineDeadError):
-        return ApiError(503, "the engine has ended", code="engine_dead")
-    if not isinstance(error, SteploopError):
-        logger.error("a request failed", exc_info=error)
-    return ApiError(500, "the request failed inside the server", code="internal_error")
+def error_response(error: ApiError) -> JSONResponse:
+    """As an answer."""
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if error.status in (429, 503) else {}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(error.body, error.status, headers)
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -82,14 +26,14 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def on_invalid_body(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return _describe_invalid(error).response()
+        return error_response(_describe_invalid(error))
 
     async def on_http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return ApiError(error.status_code, str(error.detail)).response()
+        return error_response(ApiError(error.status_code, str(error.detail)))
 
     async def on_error(request: Request, error: Exception) -> JSONResponse:
-        return as_api_error(error).response()
+        return error_response(as_api_error(error))
 
     app.add_exception_handler(RequestValidationError, on_invalid_body)
     app.add_exception_handler(HTTPException, on_http_error)
@@ -99,17 +43,6 @@ def add_error_handlers(app: FastAPI) -> None:
 
 def _describe_invalid(error: RequestValidationError) -> ApiError:
     errors = error.errors()
-    first = errors[0]
-    # ("body", "messages", 0, "role"); names of the types that a field may have are among them.
-    place = [part for part in first["loc"][1:] if isinstance(part, int) or _FIELD.fullmatch(part)]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body must be JSON: {first.get('ctx', {}).get('error', '')}", code="invalid_json")
-    param = ".".join(map(str, place)) or None
-    if first["type"] == "extra_forbidden":
-        name = str(first["loc"][-1])[:64]
-        return ApiError(400, f"{name} is not a parameter of this request", param=name, code="unknown_parameter")
-    if param is None:
-        return ApiError(400, f"the body must be an object of JSON: {first['msg']}", code="invalid_type")
-    # One for each type that the field may have.
-    reasons = dict.fromkeys(one["msg"] for one in errors if one["loc"][:2] == first["loc"][:2])
-    return ApiError(400, f"{param}: {', or: '.join(reasons)}", param=param, code="invalid_type")
+    if errors[0]["type"] == "json_invalid":
+        return ApiError(400, f"the body must be JSON: {errors[0].get('ctx', {}).get('error', '')}", code="invalid_json")
+    return invalid_body([{**one, "loc": one["loc"][1:]} for one in errors])  # all begin with "body"

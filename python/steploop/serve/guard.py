@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from steploop.serve.errors import ApiError
+from steploop.openai.errors import ApiError
+from steploop.serve.errors import error_response
 
 _OPEN_PATHS = frozenset({"/", "/health"})  # the page holds no data: it asks for the key, and for data with it
 _BODY_TIMEOUT_S = 60
@@ -37,7 +38,7 @@ class Guard:
             except _Disconnected:
                 return
             except ApiError as error:
-                response = error.response()
+                response = error_response(error)
                 # Whatever else comes over this connection may still be the rest of the body.
                 response.headers["Connection"] = "close"
                 await response(scope, receive, send)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,61 +11,20 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from steploop.async_engine import AsyncLLMEngine, RequestStream
-from steploop.errors import InvalidRequestError
+from steploop.openai.answer import answer_head, to_json
+from steploop.openai.model import ServedModel
 from steploop.outputs import RequestOutput
 from steploop.prompts import Prompt
 from steploop.sampling_params import SamplingParams
-from steploop.serve.errors import ApiError
-from steploop.serve.protocol import GenerationRequest
-from steploop.serve.streaming import close_all, encode, to_json
-from steploop.tokenizer import Tokenizer
+from steploop.serve.streaming import close_all, encode
 
 
 @dataclass(frozen=True)
 class Service:
-    """An engine under the name that clients know it by."""
+    """The thread that steps an engine, and the model that it serves."""
 
     engine: AsyncLLMEngine
-    model_name: str
-    max_choices: int
-    """Most answers to one HTTP request: its prompts times `n`."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's.
-
-        Raises:
-            InvalidRequestError: it has none.
-        """
-        tokenizer = self.engine.engine.tokenizer
-        if tokenizer is None:
-            raise InvalidRequestError(f"{self.model_name} has no tokenizer: give token ids")
-        return tokenizer
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest sequence, in tokens."""
-        return self.engine.engine.max_model_len
-
-    def check_model(self, name: str | None) -> None:
-        """Whether a request is for this model. One that names none is.
-
-        Raises:
-            ApiError: 404.
-        """
-        if name is not None and name != self.model_name:
-            raise ApiError(404, f"model must be {self.model_name}, got {name}", param="model", code="model_not_found")
-
-    def check_choices(self, num_prompts: int, n: int) -> None:
-        """Whether so many answers may be asked for.
-
-        Raises:
-            InvalidRequestError: they may not.
-        """
-        if num_prompts * n > self.max_choices:
-            raise InvalidRequestError(
-                f"n must be so small that prompts times n are at most {self.max_choices}, got {num_prompts} times {n}"
-            )
+    model: ServedModel
 
     async def submit(
         self, prompts: Sequence[Prompt], params: SamplingParams, options: dict[str, Any]
@@ -90,17 +48,12 @@ class Answer:
     """What all parts of an answer to one HTTP request have in common."""
 
     def __init__(self, service: Service, kind: str, prefix: str) -> None:
-        self._head = {
-            "id": f"{prefix}-{secrets.token_hex(12)}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": service.model_name,
-        }
+        self._head = answer_head(f"{prefix}-{secrets.token_hex(12)}", kind, service.model.name)
         self._head_json = to_json(self._head).removesuffix("}")
 
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> JSONResponse:
-        """All of it."""
-        return JSONResponse({**self._head, "choices": choices, "usage": usage})
+    def whole(self, content: dict[str, Any]) -> JSONResponse:
+        """All of it: with choices and usage."""
+        return JSONResponse({**self._head, **content})
 
     def event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
         """A part of a stream: what is new."""
@@ -128,27 +81,3 @@ async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, R
     finally:
         for task in tasks:
             task.cancel()
-
-
-def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Token counts of an answer, as OpenAI's."""
-    prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    completion = sum(output.metrics.num_generation_tokens for output in outputs)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
-    }
-
-
-def check_not_failed(output: RequestOutput, body: GenerationRequest) -> None:
-    """Raises ApiError if a sample could not go on: its parameters let no token come, its grammar was too slow, or its
-    logits were not numbers, which is no fault of the client's."""
-    if all(completion.finish_reason != "error" for completion in output.outputs):
-        return
-    limits = (body.structured_outputs, body.response_format, body.allowed_token_ids, body.bad_words)
-    if any(limits) or getattr(body, "tools", None):
-        message = "the request's parameters leave no token to go on with, or its grammar takes too long"
-        raise ApiError(400, message, code="generation_failed")
-    raise ApiError(500, "the model failed on this request", code="generation_failed")

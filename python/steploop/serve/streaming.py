@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from steploop.async_engine import RequestStream
-from steploop.serve.errors import ApiError, as_api_error
+from steploop.openai.answer import to_json
+from steploop.openai.errors import ApiError, as_api_error
+from steploop.serve.errors import error_response
 
 DONE = b"data: [DONE]\n\n"
 
-_encode_json = json.JSONEncoder(separators=(",", ":")).encode
 _Result = TypeVar("_Result")
 
 
@@ -64,11 +64,6 @@ def encode(text: str) -> bytes:
     return f"data: {text}\n\n".encode()
 
 
-def to_json(value: Any) -> str:
-    """`value` in one line of ASCII."""
-    return _encode_json(value)
-
-
 def close_all(streams: Sequence[RequestStream]) -> None:
     """Aborts those that have not finished."""
     for stream in streams:
@@ -96,7 +91,7 @@ async def answer_whole(request: Request, answer: Awaitable[Response], streams: S
         response = await while_connected(request.receive, answer)
     finally:
         close_all(streams)
-    return ApiError(499, "the client has gone").response() if response is None else response
+    return error_response(ApiError(499, "the client has gone")) if response is None else response
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from steploop.errors import InvalidRequestError
-from steploop.serve.protocol import ChatCompletionRequest
-from steploop.serve.tools import CallParser, as_calls, tool_use
+from steploop.openai.protocol import ChatCompletionRequest
+from steploop.openai.tools import CallParser, as_calls, tool_use
 
 TAGS = "{% if tools %}{{ tools }} within <tool_call></tool_call>{% endif %}"
 JSON_STYLE = '{% if tools %}Respond in the format {"name": function name, "parameters": {}}{% endif %}'

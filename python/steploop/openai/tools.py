@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steploop.errors import InvalidRequestError
-from steploop.serve.protocol import ChatCompletionRequest, NamedToolChoice, Tool
+from steploop.openai.protocol import ChatCompletionRequest, NamedToolChoice, Tool
 from steploop.structured_outputs import StructuredOutputsParams
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}

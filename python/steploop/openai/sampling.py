@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from steploop.errors import InvalidRequestError
+from steploop.openai.protocol import GenerationRequest, ResponseFormat
 from steploop.sampling_params import SamplingParams
-from steploop.serve.protocol import GenerationRequest, ResponseFormat
 from steploop.structured_outputs import StructuredOutputsParams
 
 MAX_STOPS = 64
