@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import steploop
+from steploop.batch.arguments import add_batch_arguments
 from steploop.engine_arguments import (
     MODEL_HELP,
     REVISION_HELP,
@@ -31,8 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Returns:
-        0; 1 after an error (its message is on standard error), and where all requests of a load test failed; 130 after
-        Ctrl-C; 141 when the reader of standard output went away. Wrong usage leaves through argparse with 2.
+        0; 1 after an error (its message is on standard error), where all requests of a load test failed, and where a
+        line of a batch did; 130 after Ctrl-C; 141 when the reader of standard output went away. Wrong usage leaves
+        through argparse with 2.
     """
     parser = make_parser()
     arguments = parser.parse_args(argv)
@@ -53,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from steploop.serve.command import run_serve
 
             run_serve(arguments)
+        elif arguments.command == "batch":
+            from steploop.batch.command import run_batch_command
+
+            exit_code = run_batch_command(arguments)
         elif arguments.command == "bench":
             from steploop.loadtest.command import run_bench
 
@@ -108,6 +114,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_pack(commands)
     _add_bench(commands)
+    _add_batch(commands)
     _add_simulation(commands)
     _add_demo(commands)
     return parser
@@ -212,6 +219,13 @@ def _add_demo(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
 def _add_bench(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
     parser = commands.add_parser("bench", help="load-test a model, or a server over HTTP", allow_abbrev=False)
     add_bench_arguments(parser)
+
+
+def _add_batch(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:
+    parser = commands.add_parser(
+        "batch", help="answer a file of requests in OpenAI's batch format, resumed where it ended", allow_abbrev=False
+    )
+    add_batch_arguments(parser)
 
 
 def _add_simulation(commands: argparse._SubParsersAction[_IntermixedParser]) -> None:

@@ -9,11 +9,27 @@ from typing import Any
 
 
 class RequestProgress:
-    """Counts finished requests and generated tokens; silent unless `enabled` and standard error is a terminal."""
+    """Counts finished requests and generated tokens; silent unless `enabled` and standard error is a terminal.
 
-    def __init__(self, num_requests: int, *, description: str = "Generating", enabled: bool = True) -> None:
+    Args:
+        num_requests: All of them.
+        num_finished: Those that were finished before.
+        amount: How much there is to do; the time that remains is told by the share that is done. Default: the requests.
+    """
+
+    def __init__(
+        self,
+        num_requests: int,
+        *,
+        description: str = "Generating",
+        enabled: bool = True,
+        num_finished: int = 0,
+        amount: int | None = None,
+    ) -> None:
         self._num_requests = num_requests
+        self._num_finished = num_finished
         self._description = description
+        self._amount = num_requests - num_finished if amount is None else amount
         self._num_tokens = 0
         self._started = time.monotonic()
         self._bar: Any = None
@@ -22,9 +38,10 @@ class RequestProgress:
             self._bar = _make_bar()
 
     def __enter__(self) -> RequestProgress:
+        self._started = time.monotonic()
         if self._bar is not None:
             self._bar.start()
-            self._task = self._bar.add_task(self._description, total=self._num_requests, rate="")
+            self._task = self._bar.add_task(self._description, total=self._amount, count=self._count(), rate="")
         return self
 
     def __exit__(
@@ -33,22 +50,31 @@ class RequestProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, *, num_finished: int, num_tokens: int) -> None:
-        """Adds what one step brought."""
+    def update(self, *, num_finished: int, num_tokens: int, amount: int | None = None) -> None:
+        """Adds what one step brought.
+
+        Args:
+            amount: What has been done of that of the constructor. Default: the requests.
+        """
+        self._num_finished += num_finished
         self._num_tokens += num_tokens
         if self._bar is not None:
             rate = self._num_tokens / max(time.monotonic() - self._started, 1e-9)
-            self._bar.update(self._task, advance=num_finished, rate=f"{rate:.0f} tokens/s")
+            advance = num_finished if amount is None else amount
+            self._bar.update(self._task, advance=advance, count=self._count(), rate=f"{rate:.0f} tokens/s")
+
+    def _count(self) -> str:
+        return f"{self._num_finished}/{self._num_requests}"
 
 
 def _make_bar() -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[count]}"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[rate]}"),
         console=Console(stderr=True),
