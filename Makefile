@@ -10,6 +10,7 @@ SERVER_ARGS ?=
 SOAK_ARGS ?=
 VARIANCE_ARGS ?=
 PREFIX_ARGS ?=
+BATCH_ARGS ?=
 QUALITY_ARGS ?=
 FLIPS_ARGS ?=
 MUTANTS_ARGS ?=
@@ -26,8 +27,8 @@ CXX_FILES := $(shell find csrc tests/cpp tests/cuda_emulation bench/micro \
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint micro-benchmarks bench bench-peers bench-server soak bench-variance bench-prefix bench-scheduler \
-  bench-quality sanitize cuda-race aarch64 mutants flips wheel install install-checked stub format clean
+.PHONY: help demo test lint micro-benchmarks bench bench-peers bench-server soak bench-variance bench-prefix bench-batch \
+  bench-scheduler bench-quality sanitize cuda-race aarch64 mutants flips wheel install install-checked stub format clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z0-9-]+:.*  ## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
@@ -123,6 +124,9 @@ bench-variance: install $(VENV)/.demo-model  ## static against continuous batchi
 
 bench-prefix: install $(VENV)/.demo-model  ## what prefix caching saves and costs
 	@$(BIN)/python bench/engine/prefix_caching.py $(PREFIX_ARGS)
+
+bench-batch: install $(VENV)/.demo-model  ## what the order of an offline job is worth
+	@$(BIN)/python bench/engine/batch_order.py $(BATCH_ARGS)
 
 bench-quality: install $(VENV)/.demo-model  ## what each dtype and quantisation costs: perplexity, agreement with float32
 	@$(BIN)/python bench/quality.py $(QUALITY_ARGS)
