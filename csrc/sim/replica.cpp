@@ -25,6 +25,7 @@ void Replica::add(size_t request, std::vector<TokenId> prompt, int64_t now_us) {
   SequenceOptions options;
   if (!workload_.priorities.empty()) options.priority = workload_.priorities[request];
   if (!workload_.tenants.empty()) options.tenant = std::to_string(workload_.tenants[request]);
+  options.cache_key = workload_.cache_key(request);
   scheduler_.add(static_cast<SequenceId>(request), std::move(prompt), std::move(stop), now_us, std::move(options));
   num_outstanding_tokens_ += num_tokens_asked(request);
 }

@@ -86,7 +86,9 @@ class Cluster {
       const BlockManager& blocks = replicas_[i]->scheduler().block_manager();
       int64_t num_tokens = replicas_[i]->num_outstanding_tokens();
       if (options_.routing == Routing::kPrefixAffine)
-        num_tokens -= int64_t{blocks.match_prefix(prompt.first(prompt.size() - 1), 0).num_blocks} * blocks.block_size();
+        num_tokens -=
+            int64_t{blocks.match_prefix(prompt.first(prompt.size() - 1), workload_.cache_key(request)).num_blocks} *
+            blocks.block_size();
       if (num_tokens >= least) continue;
       least = num_tokens;
       best = i;

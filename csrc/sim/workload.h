@@ -25,6 +25,10 @@ struct SimulatedWorkload {
   std::span<const int32_t> segment_lengths;  // [num_segments], tokens
 
   size_t num_requests() const { return arrival_us.size(); }
+  // As in the engine, tenants do not share cached prefixes.
+  uint64_t cache_key(size_t request) const {
+    return tenants.empty() ? 0 : uint64_t{1} + static_cast<uint32_t>(tenants[request]);
+  }
 };
 
 // Throws InvalidArgumentError for columns that do not fit together or values out of range, with the first such request.

@@ -6,25 +6,51 @@
     summarize(result)["throughput"]
 
 `devices` and `models` have the presets, `costs` what a step of a model costs on a device, `simulation` runs, `figures`
-and `plot` say what came of it; `calibration` measures this machine, `planning` searches for what meets an objective.
+and `plot` say what came of it; `calibration` measures this machine, and `fit` finds its factors. `arguments` are the
+command line's options, `settings` what they ask for, `command` and `calibrate_command` the commands.
 """
 
 from __future__ import annotations
 
-from steploop.simulation.costs import Deployment
-from steploop.simulation.devices import DEVICES, Device, Efficiencies, find_device
-from steploop.simulation.figures import summarize
-from steploop.simulation.models import MODELS, ModelShape, find_model
-from steploop.simulation.simulation import SimulationResult, simulate
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from steploop.simulation.calibration import Calibration, calibrate
+    from steploop.simulation.costs import Deployment
+    from steploop.simulation.devices import DEVICES, Device, Efficiencies, find_device
+    from steploop.simulation.figures import summarize
+    from steploop.simulation.models import MODELS, ModelShape, find_model
+    from steploop.simulation.simulation import SimulationResult, simulate
+
+# When they are used, so that `arguments` can be read without numpy.
+_LATER = {
+    "calibration": ("Calibration", "calibrate"),
+    "costs": ("Deployment",),
+    "devices": ("DEVICES", "Device", "Efficiencies", "find_device"),
+    "figures": ("summarize",),
+    "models": ("MODELS", "ModelShape", "find_model"),
+    "simulation": ("SimulationResult", "simulate"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "DEVICES",
     "MODELS",
+    "Calibration",
     "Deployment",
     "Device",
     "Efficiencies",
     "ModelShape",
     "SimulationResult",
+    "calibrate",
     "find_device",
     "find_model",
     "simulate",
