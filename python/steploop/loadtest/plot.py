@@ -58,13 +58,19 @@ def write_plot(path: Path, title: str, runs: Sequence[tuple[dict[str, Any], RunR
 
 
 def save_figure(figure: Any, path: Path, title: str) -> None:
-    """Writes a matplotlib figure into a file of the path's kind.
+    """Writes a matplotlib figure into a file of the path's kind; the same figure gives the same bytes.
 
     Raises:
         InvalidArgumentError: it cannot be written.
     """
+    import matplotlib
+
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png" if path.suffix == ".png" else "svg")
+    with matplotlib.rc_context({"svg.hashsalt": "steploop"}):
+        if path.suffix == ".png":
+            figure.savefig(buffer, format="png")
+        else:
+            figure.savefig(buffer, format="svg", metadata={"Date": None})
     content = buffer.getvalue()
     if path.suffix == ".html":
         content = _as_html(title, content.decode())

@@ -46,13 +46,14 @@ def draw_slots(axes: Any, result: SimulationResult, *, until: float | None = Non
     """Which places of the batch were taken when, one line a place; white is a place that had nothing to do.
 
     Args:
-        until: Seconds to draw. Default: to the end.
+        until: Seconds to draw; what begins later is left out. Default: to the end.
     """
     spans = result.raw["spans"]
     began, ended = spans["began_us"] / 1e6, spans["ended_us"] / 1e6
     slots = _slots(began, ended)
+    last = result.duration if until is None else until
     for parity, colour in ((0, "#4e79a7"), (1, "#a0cbe8")):
-        chosen = np.flatnonzero(spans["request"] % 2 == parity)
+        chosen = np.flatnonzero((spans["request"] % 2 == parity) & (began < last))
         axes.barh(
             slots[chosen],
             ended[chosen] - began[chosen],
@@ -63,7 +64,7 @@ def draw_slots(axes: Any, result: SimulationResult, *, until: float | None = Non
             align="edge",
         )
     axes.set(xlabel="s", ylabel="slot", title="Slots of the batch", ylim=(0, max(result.max_num_seqs, slots.max() + 1)))
-    axes.set_xlim(0, result.duration if until is None else until)
+    axes.set_xlim(0, last)
 
 
 def _can_draw_slots(result: SimulationResult) -> bool:

@@ -60,7 +60,7 @@ def simulate(
     deployment: Deployment,
     engine: EngineConfig,
     *,
-    max_tokens: int | None = None,
+    max_tokens: int | npt.NDArray[np.int32] | None = None,
     num_replicas: int = 1,
     routing: str = "least_outstanding",
     record_spans: bool = False,
@@ -74,7 +74,8 @@ def simulate(
         engine: What the scheduler is told; its `model`, types and device are not looked at. `max_model_len` defaults to
             the model's, the KV cache to what the device has left (`kv_cache_memory_bytes` and `num_kv_blocks` are of
             each device).
-        max_tokens: What each request asks for, though it ends where it was drawn. Default: the longest that was drawn.
+        max_tokens: What each request asks for, though it ends where it was drawn: one number, or one for each.
+            Default: the longest that was drawn.
         routing: Which replica gets a request as it arrives: "round_robin"; "least_outstanding": the one whose
             unfinished requests have the fewest tokens, prompt and max_tokens; "prefix_affine": the same, less what its
             prefix cache holds of the new prompt.
@@ -91,22 +92,14 @@ def simulate(
         raise InvalidArgumentError(f"routing must be one of {', '.join(ROUTINGS)}, got {routing!r}")
     settings = scheduler_settings(deployment, engine)
     arrival_us = np.rint(workload.arrival_times * _US).astype(np.int64)
-    outputs = workload.num_output_tokens
-    asked = np.full(len(workload), outputs.max(), np.int32)
-    if max_tokens is not None:
-        asked[:] = checked_int("max_tokens", max_tokens, low=1)
-        if max_tokens < outputs.max():
-            raise InvalidArgumentError(
-                f"max_tokens must be at least the longest output drawn, {outputs.max()}, got {max_tokens}"
-            )
     segments = workload.segments
     raw = _C.simulate(
         _C.SchedulerConfig(**settings),
         _C.CostModel(deployment.cost_fields(engine.block_size)),
         arrival_us=arrival_us,
         num_prompt_tokens=workload.num_prompt_tokens,
-        num_output_tokens=outputs,
-        max_tokens=asked,
+        num_output_tokens=workload.num_output_tokens,
+        max_tokens=_asked(workload, max_tokens),
         priorities=workload.priorities,
         tenants=workload.tenants,
         segment_offsets=None if segments is None else segments.offsets,
@@ -127,6 +120,17 @@ def simulate(
         max_num_seqs=settings["max_num_seqs"],
         num_kv_blocks=settings["num_kv_blocks"],
     )
+
+
+def _asked(workload: Workload, max_tokens: int | npt.NDArray[np.int32] | None) -> npt.NDArray[np.int32]:
+    """[num_requests] Their max_tokens."""
+    if isinstance(max_tokens, np.ndarray):
+        return max_tokens.astype(np.int32)
+    longest = int(workload.num_output_tokens.max())
+    asked = longest if max_tokens is None else checked_int("max_tokens", max_tokens, low=1)
+    if asked < longest:
+        raise InvalidArgumentError(f"max_tokens must be at least the longest output drawn, {longest}, got {max_tokens}")
+    return np.full(len(workload), asked, np.int32)
 
 
 def scheduler_settings(deployment: Deployment, engine: EngineConfig) -> dict[str, Any]:
