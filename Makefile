@@ -13,6 +13,7 @@ PREFIX_ARGS ?=
 BATCH_ARGS ?=
 QUALITY_ARGS ?=
 FLIPS_ARGS ?=
+REPLAY_ARGS ?=
 MUTANTS_ARGS ?=
 
 VENV := .venv
@@ -28,7 +29,8 @@ CXX_FILES := $(shell find csrc tests/cpp tests/cuda_emulation bench/micro \
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint micro-benchmarks bench bench-peers bench-server soak bench-variance bench-prefix bench-batch \
-  bench-scheduler bench-quality sanitize cuda-race aarch64 mutants flips wheel install install-checked stub format clean
+  bench-scheduler bench-quality bench-simulator replay sanitize cuda-race aarch64 mutants flips wheel install \
+  install-checked stub format clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z0-9-]+:.*  ## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
@@ -122,6 +124,9 @@ bench: micro-benchmarks $(VENV)/.demo-model  ## run the micro-benchmarks, compar
 bench-variance: install $(VENV)/.demo-model  ## static against continuous batching over heavy-tailed outputs: table and plot
 	@$(BIN)/python bench/engine/variance.py $(VARIANCE_ARGS)
 
+bench-simulator: install $(VENV)/.demo-model  ## how true the simulator is: requests served here, and simulated
+	@$(BIN)/python bench/engine/simulator_accuracy.py $(SIMULATOR_ARGS)
+
 bench-prefix: install $(VENV)/.demo-model  ## what prefix caching saves and costs
 	@$(BIN)/python bench/engine/prefix_caching.py $(PREFIX_ARGS)
 
@@ -141,6 +146,11 @@ bench-server: install $(VENV)/.group-test $(VENV)/.demo-model  ## steploop serve
 
 soak: install $(VENV)/.group-test $(VENV)/.demo-model  ## a server under 500 streams for a minute: nothing lost, nothing leaked
 	@$(BIN)/python bench/soak.py $(SOAK_ARGS)
+
+replay: install $(VENV)/.group-test  ## published experiments, simulated: ratios beside the published ones, and plots
+	@for script in anyscale orca tensorrt_llm; do \
+	  $(BIN)/python bench/replay/$$script.py $(REPLAY_ARGS) || exit 1; \
+	done
 
 bench-scheduler: micro-benchmarks $(VENV)/.demo-model  ## what a step of scheduling costs, beside vLLM's scheduler
 	@$(BIN)/python bench/peers/compare.py --pairs vllm --install-only
