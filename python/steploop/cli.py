@@ -20,7 +20,7 @@ from steploop.engine_arguments import (
 from steploop.errors import SteploopError
 from steploop.loadtest.arguments import add_bench_arguments
 from steploop.serve.arguments import add_serve_arguments
-from steploop.simulation.arguments import add_calibrate_arguments, add_simulate_arguments
+from steploop.simulation.arguments import add_calibrate_arguments, add_plan_arguments, add_simulate_arguments
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0; 1 after an error (its message is on standard error), where all requests of a load test failed, and where a
-        line of a batch did; 130 after Ctrl-C; 141 when the reader of standard output went away. Wrong usage leaves
-        through argparse with 2.
+        line of a batch did or a plan found nothing; 130 after Ctrl-C; 141 when the reader of standard output went away.
+        Wrong usage leaves through argparse with 2.
     """
     parser = make_parser()
     arguments = parser.parse_args(argv)
@@ -67,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from steploop.simulation.command import run_simulate
 
             run_simulate(arguments)
+        elif arguments.command == "plan":
+            from steploop.simulation.planning.command import run_plan
+
+            exit_code = run_plan(arguments)
         elif arguments.command == "calibrate":
             from steploop.simulation.calibrate_command import run_calibrate
 
@@ -234,7 +238,11 @@ def _add_simulation(commands: argparse._SubParsersAction[_IntermixedParser]) -> 
     )
     add_simulate_arguments(parser)
     parser = commands.add_parser(
-        "calibrate", help="measure this machine with a model, for `steploop simulate`", allow_abbrev=False
+        "plan", help="the fewest devices that meet an SLO, and what breaks first", allow_abbrev=False
+    )
+    add_plan_arguments(parser)
+    parser = commands.add_parser(
+        "calibrate", help="measure this machine with a model, for `simulate` and `plan`", allow_abbrev=False
     )
     add_calibrate_arguments(parser)
 

@@ -12,14 +12,14 @@ class RequestProgress:
     """Counts finished requests and generated tokens; silent unless `enabled` and standard error is a terminal.
 
     Args:
-        num_requests: All of them.
+        num_requests: All of them; None: nobody knows how many there will be.
         num_finished: Those that were finished before.
         amount: How much there is to do; the time that remains is told by the share that is done. Default: the requests.
     """
 
     def __init__(
         self,
-        num_requests: int,
+        num_requests: int | None,
         *,
         description: str = "Generating",
         enabled: bool = True,
@@ -29,7 +29,9 @@ class RequestProgress:
         self._num_requests = num_requests
         self._num_finished = num_finished
         self._description = description
-        self._amount = num_requests - num_finished if amount is None else amount
+        if amount is None and num_requests is not None:
+            amount = num_requests - num_finished
+        self._amount = amount
         self._num_tokens = 0
         self._started = time.monotonic()
         self._bar: Any = None
@@ -61,10 +63,11 @@ class RequestProgress:
         if self._bar is not None:
             rate = self._num_tokens / max(time.monotonic() - self._started, 1e-9)
             advance = num_finished if amount is None else amount
-            self._bar.update(self._task, advance=advance, count=self._count(), rate=f"{rate:.0f} tokens/s")
+            text = f"{rate:.0f} tokens/s" if self._num_tokens else ""
+            self._bar.update(self._task, advance=advance, count=self._count(), rate=text)
 
     def _count(self) -> str:
-        return f"{self._num_finished}/{self._num_requests}"
+        return f"{self._num_finished}" if self._num_requests is None else f"{self._num_finished}/{self._num_requests}"
 
 
 def _make_bar() -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from steploop.checks import check_positive
 from steploop.errors import InvalidArgumentError
 from steploop.loadtest.record import RequestRecord
@@ -25,16 +27,34 @@ def parse_slo(text: str) -> dict[str, float]:
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
         if name not in SLO_NAMES:
-            raise unknown_name("an SLO", name, [f"{known}=SECONDS" for known in SLO_NAMES])
+            raise _unknown(name)
         if name in limits:
             raise InvalidArgumentError(f"an SLO must have one limit for {name}, got two")
         try:
             limit = float(value)
         except ValueError:
             raise InvalidArgumentError(f"an SLO must have the form {name}=SECONDS, got {part.strip()!r}") from None
-        check_positive(f"the SLO of {name}", limit)
         limits[name] = limit
+    check_slo(limits)
     return limits
+
+
+def check_slo(limits: Mapping[str, float]) -> None:
+    """Limits in seconds by name.
+
+    Raises:
+        InvalidArgumentError: there is none, an unknown name, or no number > 0.
+    """
+    if not limits:
+        raise InvalidArgumentError("an SLO must have at least one limit, got none")
+    for name, limit in limits.items():
+        if name not in SLO_NAMES:
+            raise _unknown(name)
+        check_positive(f"the SLO of {name}", limit)
+
+
+def _unknown(name: str) -> InvalidArgumentError:
+    return unknown_name("an SLO", name, [f"{known}=SECONDS" for known in SLO_NAMES])
 
 
 def meets(record: RequestRecord, limits: dict[str, float]) -> bool:

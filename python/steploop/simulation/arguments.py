@@ -1,4 +1,4 @@
-"""The arguments of `steploop simulate` and `steploop calibrate`. Imports nothing that takes time."""
+"""The arguments of `steploop simulate`, `plan` and `calibrate`. Imports nothing that takes time."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ SIMULATE_EPILOG = """Requests end where they were drawn, and ask for --max-token
 the next step begins as the one before it ends. The cost model's factors are assumptions for the presets, printed with
 the report, and measurements for this-machine and for a file that `steploop calibrate` wrote."""
 
+PLAN_DESCRIPTION = """Searches for the fewest devices with which MODEL meets an SLO at a rate of arrivals: over
+tensor-parallel degrees and numbers of replicas, then over the limits of a step and the size of the KV cache, with a
+simulation for each. Then says how far the load may grow, and what breaks first."""
+
+PLAN_EPILOG = """A layout is good if --attainment of all requests, and of the later half of them, are within every
+limit, and the backlog does not grow: what is not served of what comes stays below 2%, so that no workload is too short
+to show it. Nothing is left out as a warm-up. The exit status is 1 if no layout is good. Factors are those of `steploop
+simulate`: assumptions for the presets, printed with the report, and measurements for this-machine and FILE.json."""
+
 CALIBRATE_DESCRIPTION = """Runs MODEL here on a grid of batch sizes, prompt lengths and context lengths, for a minute or
 two, fits the simulator's cost model to how long steps took, and writes it to FILE for `steploop simulate --device`."""
 
@@ -30,7 +39,17 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = SIMULATE_DESCRIPTION, SIMULATE_EPILOG
     parser.add_argument("model", metavar="MODEL", help=SIMULATED_MODEL_HELP)
     num_before = len(parser._actions)
-    add_deployment_arguments(parser)
+    device = _add_device(parser)
+    device.add_argument(
+        "--tensor-parallel-size", type=int, default=1, metavar="N", help="devices that share a model (default 1)"
+    )
+    device.add_argument("--num-replicas", type=int, default=1, metavar="N", help="engines side by side (default 1)")
+    engine = _add_engine(parser)
+    engine.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="sequences in a step (default 64)")
+    engine.add_argument(
+        "--max-num-batched-tokens", type=int, default=2048, metavar="N", help="tokens in a step (default 2048)"
+    )
+    add_scheduling_options(parser.add_argument_group("scheduling", "See EngineConfig for what each choice means."))
     add_workload_arguments(
         parser.add_argument_group("workload", "What is drawn is the same for the same --seed."), with_sweep=False
     )
@@ -39,14 +58,14 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         sweepable={action.dest: (action.type or str, action.choices) for action in parser._actions[num_before:]}
     )
     report = parser.add_argument_group("report")
-    add_slo_argument(report)
+    _add_slo(report)
     report.add_argument(
         "--sweep",
         metavar="NAME=VALUES",
         help="one simulation for each value of an option: rate=1..64 (doubling), max-num-seqs=8,16,32, "
         "scheduling-policy=static,on_demand, rate=1..10:1 (steps of 1)",
     )
-    report.add_argument("--json", metavar="FILE", help="write all figures into FILE; -: standard output")
+    _add_json(report)
     report.add_argument(
         "--plot",
         metavar="FILE",
@@ -54,8 +73,47 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_deployment_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is simulated: devices, the engine's limits and its scheduling."""
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds all of `steploop plan`."""
+    parser.description, parser.epilog = PLAN_DESCRIPTION, PLAN_EPILOG
+    parser.add_argument("model", metavar="MODEL", help=SIMULATED_MODEL_HELP)
+    objective = parser.add_argument_group("objective")
+    objective.add_argument(
+        "--rate",
+        type=float,
+        required=True,
+        metavar="RATE",
+        help="requests a second, or conversations with --turns; instead of a rate in --arrivals or of what is recorded",
+    )
+    _add_slo(objective, required=True)
+    objective.add_argument(
+        "--attainment",
+        type=float,
+        default=0.99,
+        metavar="SHARE",
+        help="of the requests that must be good (default 0.99)",
+    )
+    objective.add_argument("--max-devices", type=int, default=64, metavar="N", help="at most so many (default 64)")
+    device = _add_device(parser)
+    device.add_argument(
+        "--tensor-parallel-size", type=int, metavar="N", help="devices that share a model (default: searched for)"
+    )
+    engine = _add_engine(parser)
+    engine.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences in a step (default: searched for)")
+    engine.add_argument(
+        "--max-num-batched-tokens", type=int, metavar="N", help="tokens in a step (default: searched for)"
+    )
+    add_scheduling_options(parser.add_argument_group("scheduling", "See EngineConfig for what each choice means."))
+    add_workload_arguments(
+        parser.add_argument_group("workload", "What is drawn is the same for the same --seed."),
+        with_sweep=False,
+        num_requests="those of 300 s, but 2000 to 20000",
+        arrivals="poisson",
+    )
+    _add_json(parser.add_argument_group("report"))
+
+
+def _add_device(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     device = parser.add_argument_group("device")
     device.add_argument(
         "--device",
@@ -64,10 +122,6 @@ def add_deployment_arguments(parser: argparse.ArgumentParser) -> None:
         help="A100-40GB, A100-80GB, H100, H200, L4; this-machine: measured first, with MODEL loaded; or a file that "
         "`steploop calibrate` wrote (default A100-80GB)",
     )
-    device.add_argument(
-        "--tensor-parallel-size", type=int, default=1, metavar="N", help="devices that share a model (default 1)"
-    )
-    device.add_argument("--num-replicas", type=int, default=1, metavar="N", help="engines side by side (default 1)")
     device.add_argument(
         "--routing",
         default="least_outstanding",
@@ -90,12 +144,12 @@ def add_deployment_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE,...",
         help="other factors of the cost model, such as compute_efficiency=0.5,step_us=2000; the report has all",
     )
+    return device
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     engine = parser.add_argument_group("engine", "See EngineConfig for what each means.")
     engine.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence (default: the model's)")
-    engine.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="sequences in a step (default 64)")
-    engine.add_argument(
-        "--max-num-batched-tokens", type=int, default=2048, metavar="N", help="tokens in a step (default 2048)"
-    )
     engine.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in a KV block (default 16)")
     engine.add_argument(
         "--kv-cache-memory-bytes",
@@ -115,10 +169,14 @@ def add_deployment_arguments(parser: argparse.ArgumentParser) -> None:
         help="what each request asks for, which the policies reserve and static keep blocks for (default: the longest "
         "output drawn)",
     )
-    add_scheduling_options(parser.add_argument_group("scheduling", "See EngineConfig for what each choice means."))
+    return engine
 
 
-def add_slo_argument(group: argparse._ActionsContainer, *, required: bool = False) -> None:
+def _add_json(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--json", metavar="FILE", help="write all figures into FILE; -: standard output")
+
+
+def _add_slo(group: argparse._ActionsContainer, *, required: bool = False) -> None:
     """--slo."""
     group.add_argument(
         "--slo",

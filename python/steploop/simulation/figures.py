@@ -100,6 +100,24 @@ def describe(values: FloatArray) -> dict[str, Any]:
     }
 
 
+def share_of_slots(result: SimulationResult) -> float:
+    """Places of the batch that were taken, on average over the time that steps took."""
+    timeline = result.raw["timeline"]
+    return float(timeline["sequences_us"].sum() / timeline["busy_us"].sum()) / result.max_num_seqs
+
+
+def kv_cache_use(result: SimulationResult) -> float:
+    """KV blocks that requests held, on average over the time that steps took."""
+    timeline = result.raw["timeline"]
+    return float(timeline["used_blocks_us"].sum() / timeline["busy_us"].sum()) / result.num_kv_blocks
+
+
+def share_of_time_busy(result: SimulationResult) -> float:
+    """Time in steps, of that to the end of the last one, on average over the replicas."""
+    busy = float(result.raw["timeline"]["busy_us"].sum())
+    return busy / max(float(result.raw["ended_us"]) * result.num_replicas, 1.0)
+
+
 def _inter_token(histogram: dict[str, Any]) -> dict[str, Any]:
     count = histogram["count"]
     names = [f"p{share * 100:g}" for share in QUANTILES]
@@ -130,24 +148,21 @@ def _occupancy(result: SimulationResult) -> dict[str, float]:
     timeline = result.raw["timeline"]
     busy = float(timeline["busy_us"].sum())
     sequences = float(timeline["sequences_us"].sum())
-    whole = float(result.raw["ended_us"]) * result.num_replicas
     return {
         "max_num_seqs": result.max_num_seqs,
         "mean_sequences": sequences / busy,
-        "share_of_slots": sequences / busy / result.max_num_seqs,
-        "share_of_time_busy": busy / max(whole, 1.0),
+        "share_of_slots": share_of_slots(result),
+        "share_of_time_busy": share_of_time_busy(result),
         "mean_unfinished": float(timeline["unfinished_us"].sum()) / busy,
     }
 
 
 def _kv_cache(result: SimulationResult) -> dict[str, Any]:
-    timeline = result.raw["timeline"]
-    used = float(timeline["used_blocks_us"].sum()) / float(timeline["busy_us"].sum())
     queried = result.total("num_prefix_queried_tokens")
     hit = result.total("num_prefix_hit_tokens")
     return {
         "num_blocks": result.num_kv_blocks,
-        "mean_use": used / result.num_kv_blocks,
+        "mean_use": kv_cache_use(result),
         "prefix_hit_rate": hit / queried if queried else None,
         "num_cached_tokens": int(result.requests["num_cached_tokens"].sum()),
     }

@@ -26,9 +26,9 @@ class Settings:
     deployment: Deployment
     engine: EngineConfig
     source: WorkloadSource
-    num_replicas: int
-    routing: str
-    max_tokens: int | None
+    num_replicas: int = 1
+    routing: str = "least_outstanding"
+    max_tokens: int | None = None
 
     def run(self, workload: Workload, **options: Any) -> SimulationResult:
         """Simulates it; `options` are those of `simulate` besides."""
@@ -65,7 +65,7 @@ class Settings:
 
 
 def read_settings(arguments: argparse.Namespace, calibration: Calibration | None) -> Settings:
-    """Of what `add_deployment_arguments` and `add_workload_arguments` have read.
+    """Of what `add_simulate_arguments` has read.
 
     Args:
         calibration: Where the device was measured.

@@ -139,12 +139,7 @@ def scheduler_settings(deployment: Deployment, engine: EngineConfig) -> dict[str
     Raises:
         InvalidArgumentError: as `simulate`.
     """
-    limit = deployment.model.max_model_len
-    max_model_len = engine.max_model_len or limit
-    if max_model_len > limit:
-        raise InvalidArgumentError(
-            f"max_model_len must be <= {limit}, the limit of {deployment.model.name}, got {max_model_len}"
-        )
+    max_model_len = longest_sequence(deployment, engine)
     check_token_budget(engine, max_model_len)
     num_kv_blocks = engine.num_kv_blocks
     if num_kv_blocks is None:
@@ -168,3 +163,17 @@ def scheduler_settings(deployment: Deployment, engine: EngineConfig) -> dict[str
         "num_host_blocks": num_host_blocks,
         "swap_block_us": block_bytes / deployment.device.host_bytes_per_second * _US,
     }
+
+
+def longest_sequence(deployment: Deployment, engine: EngineConfig) -> int:
+    """The max_model_len that was asked for, or the model's.
+
+    Raises:
+        InvalidArgumentError: the model has no such length.
+    """
+    limit = deployment.model.max_model_len
+    if engine.max_model_len is not None and engine.max_model_len > limit:
+        raise InvalidArgumentError(
+            f"max_model_len must be <= {limit}, the limit of {deployment.model.name}, got {engine.max_model_len}"
+        )
+    return engine.max_model_len or limit

@@ -5,13 +5,23 @@ from __future__ import annotations
 import argparse
 
 
-def add_workload_arguments(group: argparse._ActionsContainer, *, with_sweep: bool = True) -> None:
-    """Adds all that `steploop.workload.workload_source` reads; `with_sweep`: --rate-sweep, too."""
+def add_workload_arguments(
+    group: argparse._ActionsContainer,
+    *,
+    with_sweep: bool = True,
+    num_requests: str = "100",
+    arrivals: str = "burst",
+) -> None:
+    """Adds all that `steploop.workload.workload_source` reads; `with_sweep`: --rate-sweep, too.
+
+    Args:
+        num_requests, arrivals: What the help says of the defaults.
+    """
     group.add_argument(
-        "--num-requests", type=int, metavar="N", help="how many (default 100; with a file, as many as it has)"
+        "--num-requests", type=int, metavar="N", help=f"how many (default {num_requests}; with a file, all it has)"
     )
     _add_lengths(group)
-    _add_arrivals(group)
+    _add_arrivals(group, arrivals)
     _add_file(group)
     _add_conversations(group)
     _add_labels(group)
@@ -46,7 +56,7 @@ def _add_lengths(group: argparse._ActionsContainer) -> None:
     )
 
 
-def _add_arrivals(group: argparse._ActionsContainer) -> None:
+def _add_arrivals(group: argparse._ActionsContainer, default: str) -> None:
     group.add_argument(
         "--arrivals",
         metavar="SPEC",
@@ -54,7 +64,7 @@ def _add_arrivals(group: argparse._ActionsContainer) -> None:
         "a smaller BURSTINESS has them in clusters, a larger one evens them out; "
         "mmpp:RATE:BURST_RATE:MEAN_CALM:MEAN_BURST: poisson whose rate is now RATE, now BURST_RATE, for a random time "
         "of so many seconds on average (a rate of the sweep is the mean of both); file:PATH: a time in seconds on each "
-        "line, or in a .jsonl file objects with timestamp (default burst)",
+        f"line, or in a .jsonl file objects with timestamp (default {default})",
     )
 
 

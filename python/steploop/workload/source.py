@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from steploop.checks import check_positive
@@ -64,9 +64,11 @@ class WorkloadSource:
     priorities: Ranks | None = None
     num_skipped: int = 0
     """Recorded requests that were left out."""
+    num_recorded: int | None = None
+    """No more can be drawn; None: nothing is recorded, and any number can."""
     rates: tuple[float | None, ...] = (None,)
     """A workload is asked for with each; None: that of the arrivals."""
-    specs: dict[str, Any]
+    specs: dict[str, Any] = field(default_factory=dict)
     """The options that say so, for reports."""
 
     def draw(self, num_requests: int | None = None, *, seed: int | None = None, rate: float | None = None) -> Workload:
@@ -102,9 +104,10 @@ def workload_source(arguments: argparse.Namespace) -> WorkloadSource:
         raise InvalidArgumentError("--skip-empty is for a --workload-file")
     lengths = _lengths(specs, recorded)
     arrivals = _arrivals(specs, recorded)
+    num_recorded = _num_recorded(*lengths, arrivals)
     num_requests = arguments.num_requests
     if num_requests is None:
-        num_requests = _num_recorded(*lengths, arrivals) or DEFAULT_NUM_REQUESTS
+        num_requests = num_recorded or DEFAULT_NUM_REQUESTS
     return WorkloadSource(
         lengths=lengths,
         arrivals=arrivals,
@@ -115,6 +118,7 @@ def workload_source(arguments: argparse.Namespace) -> WorkloadSource:
         tenants=_ranks(specs, "tenants"),
         priorities=_ranks(specs, "priorities"),
         num_skipped=0 if recorded is None else recorded.num_skipped,
+        num_recorded=num_recorded,
         rates=_rates(specs, arrivals),
         specs=specs,
     )
