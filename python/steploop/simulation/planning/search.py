@@ -163,7 +163,11 @@ def _impossible_alone(fitting: Sequence[Degree], objective: Objective) -> str:
     def worst(degree: Degree) -> tuple[float, str]:
         return min((share, name) for name, share in (degree.alone or {}).items())
 
-    best = max(fitting, key=worst)
+    def goodness(degree: Degree) -> tuple[float, float]:
+        share, name = worst(degree)
+        return share, -((degree.alone_median or {}).get(name) or 0.0)
+
+    best = max(fitting, key=goodness)
     share, name = worst(best)
     median = (best.alone_median or {}).get(name)
     return (

@@ -39,16 +39,7 @@ def print_plan(console: Console, found: Plan, settings: Settings) -> None:
     print_settings(console, found.settings or settings)
     print_workload(console, found.workload)
     _say(console, f"\nwanted: {found.rate:g} requests/s, {_wanted(found.objective)}")
-    for degree in found.degrees:
-        if degree.problem is not None:
-            _say(console, f"tensor_parallel_size {degree.tensor_parallel_size}: {degree.problem}")
-        elif not degree.possible:
-            shares = ", ".join(f"{name} {share:.1%}" for name, share in (degree.alone or {}).items())
-            _say(
-                console,
-                f"tensor_parallel_size {degree.tensor_parallel_size}: too slow even where each request is alone "
-                f"({shares} within)",
-            )
+    _print_degrees(console, found)
     if found.trials:
         console.print(_layout_table(found))
     if found.chosen is None:
@@ -59,13 +50,29 @@ def print_plan(console: Console, found: Plan, settings: Settings) -> None:
     _print_chosen(console, found, found.chosen)
 
 
+def _print_degrees(console: Console, found: Plan) -> None:
+    """Those that come to nothing, and why."""
+    unfit = [degree for degree in found.degrees if degree.problem is not None]
+    if unfit and found.reason != unfit[-1].problem:
+        names = ", ".join(str(degree.tensor_parallel_size) for degree in unfit)
+        _say(console, f"tensor_parallel_size {names}: no; {unfit[-1].problem}")
+    for degree in found.degrees:
+        if degree.alone is not None and not degree.possible:
+            shares = ", ".join(f"{share:.1%} within {name}" for name, share in degree.alone.items())
+            _say(
+                console,
+                f"tensor_parallel_size {degree.tensor_parallel_size}: too slow even where each request is alone: "
+                f"{shares}",
+            )
+
+
 def _print_chosen(console: Console, found: Plan, chosen: Trial) -> None:
     layout, limits = chosen.layout, chosen.limits
     _say(
         console,
         f"plan: {_count(layout.num_devices, 'device')}: {_count(layout.num_replicas, 'replica')} with "
-        f"tensor_parallel_size {layout.tensor_parallel_size}, max_num_seqs {limits.max_num_seqs}, max_num_batched_tokens "
-        f"{limits.max_num_batched_tokens}",
+        f"tensor_parallel_size {layout.tensor_parallel_size}, max_num_seqs {limits.max_num_seqs}, "
+        f"max_num_batched_tokens {limits.max_num_batched_tokens}",
         style="bold",
     )
     budget = found.kv_budget
@@ -100,9 +107,10 @@ def _print_breaking(console: Console, breaking: Breaking, objective: Objective) 
     _say(
         console,
         f"  while requests wait: {figures['share_of_slots']:.0%} of the slots, {figures['share_of_tokens']:.0%} of "
-        f"max_num_batched_tokens, {figures['kv_use']:.0%} of the KV cache; steps of "
-        f"{figures['step_duration'] * 1e3:.3g} ms with {figures['sequences_in_step']:.1f} sequences, at most {figures['longest_step'] * 1e3:.3g} ms; busy "
-        f"{figures['share_of_time_busy']:.0%} of the time, {figures['share_preempted']:.1%} of the requests preempted",
+        f"max_num_batched_tokens, {figures['kv_use']:.0%} of the KV cache; "
+        f"steps of {figures['step_duration'] * 1e3:.3g} ms with {figures['sequences_in_step']:.1f} sequences, "
+        f"at most {figures['longest_step'] * 1e3:.3g} ms; busy {figures['share_of_time_busy']:.0%} of the time, "
+        f"{figures['share_preempted']:.1%} of the requests preempted",
     )
 
 
