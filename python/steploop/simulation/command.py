@@ -25,7 +25,7 @@ from steploop.simulation.sweep import RATE, Sweep, parse_sweep, with_value
 
 STANDARD_OUTPUT = "-"
 
-_WIDTH = 110  # where the report goes into a file
+_WIDTH = 140  # where the report goes into a file
 _MOST_SPANS = 20_000  # of a picture of slots; more could not be told apart
 
 Runs = list[tuple[dict[str, Any], SimulationResult]]

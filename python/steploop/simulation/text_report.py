@@ -84,9 +84,20 @@ def print_sweep(console: Console, name: str, runs: Sequence[dict[str, Any]]) -> 
     """A line for each value."""
     table = Table(title=f"By {name}; milliseconds, p50 / p99")
     with_goodput = runs[0]["goodput"] is not None
-    titles = [name, "requests/s", "tokens/s out", "in all", "TTFT", "ITL", "end to end", "slots", "KV", "preempted"]
+    titles = [
+        name.replace("_", " "),
+        "requests/s",
+        "tokens/s out",
+        "in all",
+        "TTFT",
+        "ITL",
+        "end to end",
+        "slots",
+        "KV",
+        "preempted",
+    ]
     for title in [*titles, *(["goodput/s", "within"] if with_goodput else [])]:
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", overflow="fold")
     for run in runs:
         latencies = run["latencies"]
         cells = [
