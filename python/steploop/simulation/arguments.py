@@ -26,9 +26,10 @@ tensor-parallel degrees and numbers of replicas, then over the limits of a step 
 simulation for each. Then says how far the load may grow, and what breaks first."""
 
 PLAN_EPILOG = """A layout is good if --attainment of all requests, and of the later half of them, are within every
-limit, and the backlog does not grow: what is not served of what comes stays below 2%, so that no workload is too short
-to show it. Nothing is left out as a warm-up. The exit status is 1 if no layout is good. Factors are those of `steploop
-simulate`: assumptions for the presets, printed with the report, and measurements for this-machine and FILE.json."""
+limit, and the backlog does not grow by more than 2% of what comes (and what chance explains), so that no workload is
+too short to show a system that does not keep up. Nothing is left out as a warm-up. The exit status is 1 if no layout is
+good. Factors are those of `steploop simulate`: assumptions for the presets, printed with the report, and measurements
+for this-machine and FILE.json."""
 
 CALIBRATE_DESCRIPTION = """Runs MODEL here on a grid of batch sizes, prompt lengths and context lengths, for a minute or
 two, fits the simulator's cost model to how long steps took, and writes it to FILE for `steploop simulate --device`."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steploop.simulation.figures import FloatArray, request_latencies, share_of_time_busy, within
-from steploop.simulation.planning.trials import MOST_BACKLOG_GROWTH, Trial, Trials
+from steploop.simulation.planning.trials import Trial, Trials
 from steploop.simulation.simulation import SimulationResult
 
 BACKLOG = "backlog"
@@ -89,7 +89,7 @@ def _failures(trials: Trials, trial: Trial) -> float:
     if trial.good:
         return 0.0
     missing = max(trials.objective.attainment - trial.attainment, 0.0)
-    return missing + max(trial.backlog_growth - MOST_BACKLOG_GROWTH, 0.0)
+    return missing + max(trial.backlog_growth - trial.most_backlog_growth, 0.0)
 
 
 def _figures(

@@ -79,6 +79,6 @@ def _as_json(found: Plan, settings: Settings) -> dict[str, object]:
     return {
         "steploop_version": steploop.__version__,
         "device": settings.deployment.device.as_dict(),
-        "workload": settings.source.specs,
+        "workload_options": settings.source.specs,
         **found.as_dict(),
     }

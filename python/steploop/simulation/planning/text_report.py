@@ -19,7 +19,7 @@ from steploop.simulation.planning.breaking import (
 )
 from steploop.simulation.planning.limits import MOST_TIMES
 from steploop.simulation.planning.search import Plan
-from steploop.simulation.planning.trials import MOST_BACKLOG_GROWTH, Layout, Objective, Trial
+from steploop.simulation.planning.trials import Layout, Objective, Trial
 from steploop.simulation.settings import Settings
 from steploop.simulation.text_report import print_settings
 
@@ -100,7 +100,7 @@ def _print_breaking(console: Console, breaking: Breaking, objective: Objective) 
     shares = ", ".join(
         f"{share:.1%} within {name} {objective.slo[name]:g} s" for name, share in trial.share_within.items()
     )
-    if trial.backlog_growth > MOST_BACKLOG_GROWTH:
+    if trial.backlog_growth > trial.most_backlog_growth:
         shares += f"; {trial.backlog_growth:.1%} of what comes is not served"
     _say(console, f"  {breaking.first}: at {trial.rate:.4g} requests/s {shares}")
     _say(console, f"  {breaking.cause}: {_CAUSES[breaking.cause]}")
