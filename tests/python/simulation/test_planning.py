@@ -251,3 +251,17 @@ def test_settings_that_cannot_be() -> None:
         plan(settings(workload=source(arrivals=parse_arrivals("burst"))), rate=1, slo=SLO)
     with pytest.raises(RequestTooLongError, match="request 0"):
         plan(settings(device="H100", workload=source(prompts="fixed:2000")), rate=1, slo=SLO)
+
+
+def test_prompts_in_small_chunks() -> None:
+    """Two devices are fast enough between tokens only if prompts take little of each step."""
+    workload = source("lognormal:600:0.8:4000:redraw")
+    found = plan(
+        settings(model="llama-3-70b", device="H100", workload=workload, max_model_len=8192),
+        rate=4,
+        slo={"ttft": 0.6, "itl": 0.05},
+        num_requests=1000,
+        degrees=[2],
+    )
+    assert found.chosen is not None
+    assert found.chosen.limits.max_num_batched_tokens <= 256

@@ -15,6 +15,8 @@ from steploop.simulation.simulation import scheduler_settings
 _FIRST_REPLICAS = 8
 """Tried first, and by so many times more."""
 
+_SPARE_SLOTS = 0.5
+
 
 @dataclass(frozen=True, kw_only=True)
 class Degree:
@@ -66,14 +68,22 @@ def smallest_layouts(
 
 
 def try_layout(trials: Trials, degree: int, num_replicas: int, grid: Sequence[Limits], rate: float) -> Trial:
-    """With the limits of the grid in turn, to the first that are good; else the trial that attains most."""
+    """With the limits of the grid in turn, to the first that are good; else the trial that attains most. More slots are
+    not tried where half of them were free."""
     layout = Layout(tensor_parallel_size=degree, num_replicas=num_replicas)
-    tried = []
+    tried: list[Trial] = []
     for limits in grid:
+        if any(_has_spare_slots(trial, limits) for trial in tried):
+            continue
         tried.append(trials.run(layout, limits, rate))
         if tried[-1].good:
             return tried[-1]
     return max(tried, key=lambda trial: (trial.attainment, -trial.backlog_growth))
+
+
+def _has_spare_slots(trial: Trial, limits: Limits) -> bool:
+    same_tokens = trial.limits.max_num_batched_tokens == limits.max_num_batched_tokens
+    return same_tokens and trial.limits.max_num_seqs < limits.max_num_seqs and trial.share_of_slots < _SPARE_SLOTS
 
 
 def _least_pressure(trials: Trials, layout: Layout, grid: Sequence[Limits], rate: float) -> Trial:

@@ -18,7 +18,7 @@ MOST_TIMES = 1024
 
 # First values, in the order in which they are tried, and how far the search may go from there.
 _SEQUENCES, _SEQUENCES_RANGE = (256, 1024, 64), (8, 4096)
-_TOKENS, _TOKENS_RANGE = (2048, 512, 8192), (64, 32768)
+_TOKENS, _TOKENS_RANGE = (2048, 512, 1024, 256, 8192), (64, 32768)
 
 
 @dataclass(frozen=True, kw_only=True)
