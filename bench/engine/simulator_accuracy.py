@@ -35,16 +35,18 @@ from steploop.simulation import Deployment, SimulationResult, find_model, simula
 from steploop.simulation.calibration import calibrate
 from steploop.workload import Gamma, PromptMaker, Workload, draw_workload, parse_arrivals, parse_lengths
 
-PROMPTS = "uniform:16:160"
+PROMPTS = "uniform:16:64"
 OUTPUTS = {
-    "uniform": "uniform:1:95",
-    "exponential": "exponential:48:192:redraw",
-    "lognormal": "lognormal:32:0.9:192:redraw",
+    "uniform": "uniform:1:127",
+    "exponential": "exponential:64:192:redraw",
+    "lognormal": "lognormal:48:0.8:192:redraw",
 }
 POLICIES = ("static", "reserve", "on_demand")
-KV = {"plenty": 1.0, "scarce": 0.3}
+KV = {"plenty": 1.0, "scarce": 0.125}
 FIRST_SEED = 100
-LONGEST = 160 + 192
+MAX_TOKENS = 192
+"""What each request asks for."""
+LONGEST = 64 + MAX_TOKENS
 BLOCK_SIZE = 16
 LIMITS = {"throughput": 0.10, "ttft": 0.15, "tpot": 0.15, "num_preemptions": 0.20}
 """How far off a figure may be, relative to what was measured."""
@@ -69,18 +71,23 @@ def main(argv: list[str] | None = None) -> int:
     model = SharedModel(args.model, "bfloat16")
     runs: list[dict[str, Any]] = []
     calibrations = []
-    for round_number, arrivals in enumerate(args.arrivals):
+    for arrivals in args.arrivals:
         for seed in range(FIRST_SEED, FIRST_SEED + args.seeds):
             wait_until_quiet({}, args.wait_quiet)
             deployments = [_calibrate(model, args)]
             measured = []
             for outputs, kv, policy in itertools.product(args.outputs, args.kv, args.policies):
                 cell = Cell(arrivals, seed, outputs, policy, kv)
-                measured.append((cell, *measure(model, cell, deployments[0], args)))
-                say(f"{cell}: {measured[-1][2]['throughput']:.0f} tokens/s")
+                workload, real = measure(model, cell, deployments[0], args)
+                if not real["quiet"]:  # once more
+                    wait_until_quiet({}, args.wait_quiet)
+                    workload, real = measure(model, cell, deployments[0], args)
+                measured.append((cell, workload, real))
+                say(f"{seed} {outputs} {kv} {policy}: {real['throughput']:.0f} tokens/s")
             deployments.append(_calibrate(model, args))
             for deployment in deployments:
-                calibrations.append({"round": round_number, "seed": seed, "factors": deployment.describe()})
+                factors = vars(deployment.device) | {"efficiencies": vars(deployment.device.efficiencies)}
+                calibrations.append({"arrivals": arrivals, "seed": seed, "device": factors})
             for cell, workload, real in measured:
                 both = [_figures(_simulate(cell, workload, deployment, args)) for deployment in deployments]
                 simulated = {name: statistics.mean(one[name] for one in both) for name in both[0]}
@@ -117,7 +124,7 @@ def measure(
     if cell.arrivals == "poisson":
         rate = 0.8 * args.num_requests / _simulate(cell, workload, deployment, args).duration
         workload = draw_workload(args.num_requests, lengths=lengths, arrivals=Gamma(rate), seed=cell.seed)
-    engine = model.engine(num_threads=args.threads, **_settings(cell, args))
+    engine = model.engine(num_threads=args.threads, seed=cell.seed, **_settings(cell, args))
     try:
         _serve(engine, workload.num_prompt_tokens[:2], workload.num_output_tokens[:2], np.zeros(2), 0)  # wakes it up
         engine.reset_prefix_cache()
@@ -191,11 +198,7 @@ def _settings(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
 
 def _simulate(cell: Cell, workload: Workload, deployment: Deployment, args: argparse.Namespace) -> SimulationResult:
     config = EngineConfig(model=args.model, **_settings(cell, args))
-    return simulate(workload, deployment, config, max_tokens=int(_max_tokens(cell)))
-
-
-def _max_tokens(cell: Cell) -> int:
-    return 95 if cell.outputs == "uniform" else 192
+    return simulate(workload, deployment, config, max_tokens=MAX_TOKENS)
 
 
 def _figures(result: SimulationResult) -> Figures:
@@ -212,8 +215,7 @@ def _serve(engine: LLMEngine, prompts: Any, outputs: Any, arrival_times: Any, se
     """Adds requests when they are due, steps until all have ended."""
     maker = PromptMaker(seed, 0, engine.vocab_size)
     token_ids = [maker.token_ids(index, length) for index, length in enumerate(prompts.tolist())]
-    longest = 95 if max(outputs) <= 95 else 192
-    params = SamplingParams(temperature=0, max_tokens=longest, ignore_eos=True, detokenize=False)
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, detokenize=False)
     metrics: dict[str, Any] = {}
     started = time.monotonic()
     due = (started + arrival_times).tolist()
@@ -245,14 +247,15 @@ def _serve(engine: LLMEngine, prompts: Any, outputs: Any, arrival_times: Any, se
 
 
 def _calibrate(model: SharedModel, args: argparse.Namespace) -> Deployment:
+    shape = find_model(str(args.model))
     engine = model.engine(
         num_threads=args.threads,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
-        max_model_len=2048,
+        max_model_len=min(2048, shape.max_model_len),
     )
     try:
-        calibration = calibrate(engine, find_model(str(args.model)), num_repeats=args.repeats)
+        calibration = calibrate(engine, shape, num_repeats=args.repeats)
     finally:
         engine.close()
     say(f"calibrated: off by {calibration.fit['median']:.1%} (median), {calibration.fit['p90']:.1%} (p90)")
@@ -273,7 +276,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--kv", nargs="+", choices=list(KV), default=list(KV))
     parser.add_argument("--arrivals", nargs="+", choices=["burst", "poisson"], default=["burst"])
-    parser.add_argument("--num-requests", type=positive, default=40)
+    parser.add_argument("--num-requests", type=positive, default=32)
     parser.add_argument("--max-num-seqs", type=positive, default=16)
     parser.add_argument("--max-num-batched-tokens", type=positive, default=512)
     parser.add_argument("--repeats", type=positive, default=1, help="of the grid in each pass; default 1")

@@ -44,12 +44,13 @@ struct Drawn {
   }
 
   SimulatedWorkload workload(bool with_segments) const {
-    SimulatedWorkload workload{.arrival_us = arrival_us,
-                               .num_prompt_tokens = prompts,
-                               .num_output_tokens = outputs,
-                               .max_tokens = max_tokens,
-                               .priorities = priorities,
-                               .tenants = tenants};
+    SimulatedWorkload workload;
+    workload.arrival_us = arrival_us;
+    workload.num_prompt_tokens = prompts;
+    workload.num_output_tokens = outputs;
+    workload.max_tokens = max_tokens;
+    workload.priorities = priorities;
+    workload.tenants = tenants;
     if (with_segments) {
       workload.segment_offsets = segment_offsets;
       workload.segment_contents = segment_contents;

@@ -41,6 +41,9 @@ class Calibration:
     """What was measured, of which model, and how well the cost model fits it.
 
     Use `device` as any other, with the model and the types that it is of.
+
+    Raises:
+        InvalidArgumentError: a type that there is not.
     """
 
     device: Device
@@ -53,6 +56,14 @@ class Calibration:
     """Errors of the fitted model at the grid's steps, relative: "median", "p90" and "max"."""
     steps: dict[str, list[float]]
     """The steps themselves, in columns."""
+
+    def __post_init__(self) -> None:
+        Deployment(
+            model=self.model,
+            device=self.device,
+            weight_dtype=self.weight_dtype,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
 
     def save(self, path: str | Path) -> None:
         """Writes it as JSON.

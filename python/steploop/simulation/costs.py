@@ -36,6 +36,10 @@ class Deployment:
         check_choice("dtype", self.weight_dtype, tuple(WEIGHT_BITS))
         check_choice("kv_cache_dtype", self.kv_cache_dtype, tuple(KV_BITS))
         degree = checked_int("tensor_parallel_size", self.tensor_parallel_size, low=1)
+        if degree > 1 and self.device.is_calibrated:
+            raise InvalidArgumentError(
+                f"tensor_parallel_size must be 1 on {self.device.name}, which was measured as it is, got {degree}"
+            )
         if self.model.num_heads % degree:
             raise InvalidArgumentError(
                 f"tensor_parallel_size must divide the {self.model.num_heads} heads of {self.model.name}, got {degree}"

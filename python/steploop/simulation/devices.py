@@ -90,8 +90,18 @@ class Device:
     rate is of the model as it was calibrated."""
 
     def __post_init__(self) -> None:
-        for name in ("memory_bytes", "bytes_per_second", "flops_per_second", "host_bytes_per_second"):
-            check_positive(f"{name} of {self.name}", getattr(self, name))
+        for field in dataclasses.fields(self):
+            if field.name == "memory_bytes" or field.name.endswith("_per_second"):
+                check_positive(f"{field.name} of {self.name}", getattr(self, field.name))
+        if (delay := as_finite(self.all_reduce_us)) is None or delay < 0:
+            raise InvalidArgumentError(
+                f"all_reduce_us of {self.name} must be a finite number >= 0, got {self.all_reduce_us!r}"
+            )
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether its rates were measured with a model, for the types that this was in."""
+        return self.bits_per_operation == 0
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for a report."""

@@ -12,7 +12,8 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 
 _OVERLAPS = np.linspace(0, 1, 11)
-_CROSSINGS = np.geomspace(0.25, 512, 45)
+_CROSSINGS = np.geomspace(0.25, 512, 23)
+_WIDTHS = (0.4, 0.1, 0.025, 0.006)  # of the search around the best point, which gets finer
 _SMALLEST = 1e-12  # a rate that is not seen at all is very high, not infinite
 
 
@@ -50,8 +51,8 @@ class FittedFactors:
 def fit_factors(steps: MeasuredSteps, amounts: Mapping[str, float]) -> FittedFactors:
     """Least squares of relative errors, all factors >= 0. All steps of one shape together count as much as of another.
 
-    A duration is linear in all factors but two, where reading weights and computing
-    with them cross and how far they overlap; those are searched for on a grid.
+    A duration is linear in all factors but two, where reading weights and computing with them cross and how far they
+    overlap; those are searched for on a grid, and on ever finer ones around what was best.
 
     Args:
         amounts: weight_bytes, weight_flops_per_token, output_flops_per_row, kv_bytes_per_token and
@@ -63,15 +64,21 @@ def fit_factors(steps: MeasuredSteps, amounts: Mapping[str, float]) -> FittedFac
         np.stack([np.ones_like(steps.host_us), work["num_sequences"]], axis=1), steps.host_us, weights / steps.total_us
     )
     scale = weights / steps.device_us
-    best: tuple[float, FloatArray, float, float] | None = None
-    for crossing, overlap in itertools.product(_CROSSINGS, _OVERLAPS):
-        columns = _device_columns(work, amounts, crossing, overlap)
-        factors = _non_negative(columns, steps.device_us, scale)
-        error = float((((columns @ factors - steps.device_us) * scale) ** 2).sum())
-        if best is None or error < best[0]:
-            best = error, factors, crossing, overlap
-    assert best is not None
-    _, factors, crossing, overlap = best
+
+    def best_of(crossings: FloatArray, overlaps: FloatArray) -> tuple[float, FloatArray, float, float]:
+        fits = []
+        for crossing, overlap in itertools.product(crossings.tolist(), overlaps.tolist()):
+            columns = _device_columns(work, amounts, crossing, overlap)
+            factors = _non_negative(columns, steps.device_us, scale)
+            error = float((((columns @ factors - steps.device_us) * scale) ** 2).sum())
+            fits.append((error, factors, crossing, overlap))
+        return min(fits, key=lambda fit: fit[0])
+
+    _, factors, crossing, overlap = best_of(_CROSSINGS, _OVERLAPS)
+    for width in _WIDTHS:
+        crossings = crossing * np.exp(np.linspace(-width, width, 11))
+        overlaps = np.unique(np.clip(overlap + np.linspace(-width, width, 11), 0, 1))
+        _, factors, crossing, overlap = best_of(crossings, overlaps)
     flop_us, key_us, pair_us, row_us = np.maximum(factors, _SMALLEST).tolist()
     flops_per_second = 1e6 / flop_us
     return FittedFactors(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from steploop.checks import checked_int
 from steploop.errors import InvalidArgumentError, SteploopError
 from steploop.weights.spec import ModelSpec
 from steploop.workload.specs import unknown_name
@@ -19,7 +21,11 @@ KV_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 9}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The sizes of a decoder that its costs come from."""
+    """The sizes of a decoder that its costs come from.
+
+    Raises:
+        InvalidArgumentError: a size that is no integer >= 1.
+    """
 
     name: str
     num_layers: int
@@ -33,6 +39,11 @@ class ModelShape:
     num_mlp_matrices: int = 3
     """Of hidden_size * intermediate_size weights: gate, up and down; 2: the older form without a gate."""
     tie_word_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.type == "int":
+                checked_int(f"{field.name} of {self.name}", getattr(self, field.name), low=1)
 
     @property
     def num_linear_parameters(self) -> int:

@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from steploop.config import EngineConfig
+from steploop.config import QUANTIZATIONS, EngineConfig
 from steploop.errors import InvalidArgumentError
 from steploop.simulation.calibration import Calibration
 from steploop.simulation.costs import Deployment
@@ -81,6 +81,14 @@ def read_settings(arguments: argparse.Namespace, calibration: Calibration | None
     weight_dtype, kv_cache_dtype = "bfloat16", "bfloat16"
     if calibration is not None:
         weight_dtype, kv_cache_dtype = calibration.weight_dtype, calibration.kv_cache_dtype
+        for name, given, measured in (
+            ("--dtype", arguments.dtype, weight_dtype),
+            ("--kv-cache-dtype", arguments.kv_cache_dtype, kv_cache_dtype),
+        ):
+            if given not in (None, measured):
+                raise InvalidArgumentError(
+                    f"{name} must be {measured}, which {device.name} was measured with, got {given}"
+                )
     deployment = Deployment(
         model=model,
         device=device,
@@ -124,8 +132,12 @@ def read_calibration(arguments: argparse.Namespace) -> Calibration | None:
     if arguments.device == THIS_MACHINE:
         from steploop.simulation.calibrate_command import calibrate_model
 
+        quantization = arguments.dtype if arguments.dtype in QUANTIZATIONS else None
         config = EngineConfig(
-            model=arguments.model, max_num_seqs=64, dtype=arguments.dtype or "auto", max_num_batched_tokens=2048
+            model=arguments.model,
+            dtype="auto" if quantization else arguments.dtype or "auto",
+            quantization=quantization,
+            kv_cache_dtype=arguments.kv_cache_dtype or "auto",
         )
         return calibrate_model(config)
     if arguments.device.endswith(".json"):
