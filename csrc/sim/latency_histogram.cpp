@@ -35,7 +35,7 @@ void LatencyHistogram::merge(const LatencyHistogram& other) {
 
 double LatencyHistogram::quantile_us(double share) const {
   if (count_ == 0) return 0;
-  const auto rank = std::min(count_ - 1, static_cast<int64_t>(share * static_cast<double>(count_)));
+  const auto rank = std::max<int64_t>(0, static_cast<int64_t>(std::ceil(share * static_cast<double>(count_))) - 1);
   int64_t below = 0;
   for (size_t i = 0; i < buckets_.size(); ++i) {
     below += buckets_[i];

@@ -60,15 +60,15 @@ void Recorder::finish(const Sequence& sequence) {
 
 void Recorder::end_step(const Scheduler& scheduler, const SchedulerOutput& output, const StepTime& time) {
   const BlockManager& blocks = scheduler.block_manager();
-  const int32_t num_used_blocks = blocks.pool().num_blocks() - blocks.num_free();
-  if (options_.record_schedule) result_.schedule.num_used_blocks.push_back(num_used_blocks);
+  if (options_.record_schedule)
+    result_.schedule.num_used_blocks.push_back(blocks.pool().num_blocks() - blocks.num_free());
   const auto us = static_cast<double>(time.duration_us());
   timeline_.add({.began_us = time.began_us,
                  .ended_us = time.ended_us,
                  .busy_us = time.duration_us(),
                  .sequences_us = us * static_cast<double>(output.scheduled.size()),
-                 .unfinished_us = us * scheduler.num_unfinished(),
-                 .used_blocks_us = us * num_used_blocks,
+                 .unfinished_us = us * time.num_unfinished,
+                 .used_blocks_us = us * time.num_used_blocks,
                  .num_steps = 1,
                  .num_prompt_tokens = output.num_prompt_tokens,
                  .num_decode_tokens = output.num_decode_tokens,

@@ -15,6 +15,8 @@ struct StepTime {
   int32_t replica = 0;
   int64_t began_us = 0;
   int64_t ended_us = 0;
+  int32_t num_used_blocks = 0;  // while it runs, those of sequences that it ends among them
+  int32_t num_unfinished = 0;   // the same of sequences
 
   int64_t duration_us() const { return ended_us - began_us; }
 };

@@ -12,7 +12,8 @@ namespace steploop {
 Replica::Replica(int32_t number, const SchedulerConfig& config, const CostModel& cost,
                  const SimulatedWorkload& workload, std::span<const int64_t> step_durations_us, Recorder& recorder)
     : cost_(cost), workload_(workload), step_durations_us_(step_durations_us), recorder_(recorder), scheduler_(config) {
-  time_ = {number, 0, kNever};
+  time_.replica = number;
+  time_.ended_us = kNever;
   const auto places = static_cast<size_t>(std::min(config.max_num_seqs, config.max_num_batched_tokens));
   tokens_.reserve(places);  // sampled_ points into it
   sampled_.reserve(places);
@@ -37,11 +38,19 @@ void Replica::begin_step(int64_t now_us) {
   output_ = &output;
   time_.began_us = now_us;
   time_.ended_us = now_us + duration_us(output);
+  if (time_.ended_us > kLatestUs) throw InvalidArgumentError("the simulation takes longer than 30,000 years");
+  const BlockManager& blocks = scheduler_.block_manager();
+  time_.num_used_blocks = blocks.pool().num_blocks() - blocks.num_free();
+  time_.num_unfinished = scheduler_.num_unfinished();
   recorder_.begin_step(output, time_);
 }
 
 int64_t Replica::duration_us(const SchedulerOutput& output) {
-  if (step_durations_us_.empty()) return std::max<int64_t>(1, std::llround(cost_.duration_us(work_of(output))));
+  if (step_durations_us_.empty()) {
+    const double us = cost_.duration_us(work_of(output));
+    if (!(us < static_cast<double>(kLongestUs))) throw InvalidArgumentError("a step takes longer than 30 years");
+    return std::max<int64_t>(1, std::llround(us));
+  }
   if (num_steps_ == step_durations_us_.size())
     throw InvalidArgumentError(concat("step_durations_us has ", num_steps_, " steps, and there are more"));
   return step_durations_us_[num_steps_++];

@@ -13,20 +13,21 @@ namespace steploop {
 namespace {
 
 constexpr const char* kRoutingNames[] = {"round_robin", "least_outstanding", "prefix_affine"};
+constexpr int32_t kMostReplicas = 1024;
 constexpr int64_t kReportEvery = 4096;  // events
 
 void validate(const SimulationOptions& options) {
-  if (options.num_replicas < 1)
-    throw InvalidArgumentError(concat("num_replicas must be >= 1, got ", options.num_replicas));
+  if (options.num_replicas < 1 || options.num_replicas > kMostReplicas)
+    throw InvalidArgumentError(concat("num_replicas must be in 1..", kMostReplicas, ", got ", options.num_replicas));
   if (options.max_timeline_points < 2)
     throw InvalidArgumentError(concat("max_timeline_points must be >= 2, got ", options.max_timeline_points));
   if (!options.step_durations_us.empty() && options.num_replicas != 1)
     throw InvalidArgumentError(
         concat("step_durations_us are of one replica, but num_replicas is ", options.num_replicas));
   for (size_t i = 0; i < options.step_durations_us.size(); ++i)
-    if (options.step_durations_us[i] < 1)
-      throw InvalidArgumentError(
-          concat("step_durations_us must be >= 1, got ", options.step_durations_us[i], " for step ", i));
+    if (options.step_durations_us[i] < 1 || options.step_durations_us[i] > kLongestUs)
+      throw InvalidArgumentError(concat("step_durations_us must be in 1..", kLongestUs, ", got ",
+                                        options.step_durations_us[i], " for step ", i));
 }
 
 class Cluster {
@@ -65,10 +66,15 @@ class Cluster {
 
  private:
   void arrive(size_t request, int64_t now_us) {
-    std::vector<TokenId> prompt = make_prompt(workload_, request);
-    const size_t replica = route(request, prompt);
-    result_.requests[request].replica = static_cast<int32_t>(replica);
     try {
+      StopCriteria stop;
+      stop.max_tokens = workload_.max_tokens[request];
+      // Before its tokens are made.
+      const auto num_tokens = static_cast<size_t>(workload_.num_prompt_tokens[request]);
+      replicas_.front()->scheduler().check_request(num_tokens, stop);
+      std::vector<TokenId> prompt = make_prompt(workload_, request);
+      const size_t replica = route(request, prompt);
+      result_.requests[request].replica = static_cast<int32_t>(replica);
       replicas_[replica]->add(request, std::move(prompt), now_us);
     } catch (const RequestTooLongError& error) {
       throw RequestTooLongError(concat("request ", request, ": ", error.what()));

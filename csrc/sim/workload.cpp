@@ -60,6 +60,8 @@ void validate(const SimulatedWorkload& workload) {
       throw InvalidArgumentError(
           concat("request ", i, ": arrivals must not go back, got ", workload.arrival_us[i], " us after ", last_us));
     last_us = workload.arrival_us[i];
+    if (last_us > kLatestUs)
+      throw InvalidArgumentError(concat("request ", i, ": arrivals must be <= ", kLatestUs, " us, got ", last_us));
     if (workload.num_prompt_tokens[i] < 1)
       throw InvalidArgumentError(
           concat("request ", i, ": its prompt must have at least 1 token, got ", workload.num_prompt_tokens[i]));
@@ -67,7 +69,11 @@ void validate(const SimulatedWorkload& workload) {
       throw InvalidArgumentError(concat("request ", i, ": its output must have 1 to max_tokens (",
                                         workload.max_tokens[i], ") tokens, got ", workload.num_output_tokens[i]));
   }
-  if (!workload.segment_offsets.empty()) check_segments(workload);
+  if (!workload.segment_offsets.empty()) {
+    check_segments(workload);
+  } else if (!workload.segment_contents.empty() || !workload.segment_lengths.empty()) {
+    throw InvalidArgumentError("segments need segment_offsets");
+  }
 }
 
 std::vector<TokenId> make_prompt(const SimulatedWorkload& workload, size_t request) {

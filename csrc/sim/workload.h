@@ -38,6 +38,10 @@ void validate(const SimulatedWorkload& workload);
 std::vector<TokenId> make_prompt(const SimulatedWorkload& workload, size_t request);
 TokenId make_output_token(const SimulatedWorkload& workload, size_t request, int32_t position);
 
+// Of the virtual clock: sums of such times do not overflow.
+inline constexpr int64_t kLongestUs = 1'000'000'000'000'000;  // of a step
+inline constexpr int64_t kLatestUs = 1'000'000'000'000'000'000;  // of an arrival, and of the end of a step
+
 inline constexpr TokenId kEndToken = (1 << 30) + 1;  // none of the above
 
 }  // namespace steploop

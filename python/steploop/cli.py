@@ -85,6 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except MemoryError as error:
+        print(f"steploop: error: there is not enough memory for this: {error}", file=sys.stderr)
+        return EXIT_ERROR
     except BrokenPipeError:
         # Nobody reads any more; without this the interpreter complains once more as it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -31,13 +31,14 @@ def run_batch_command(arguments: argparse.Namespace) -> int:
         SteploopError: anything the user can mend.
         KeyboardInterrupt: Ctrl-C; standard error says how far it came.
     """
-    if arguments.trace is not None:
-        check_trace_path(arguments.trace)
     config = engine_config(arguments)
     names = ModelNames.of(config, arguments.served_model_name)
     with open_job(
         arguments.input, arguments.output, arguments.errors, config=config, names=names, seed=arguments.seed
     ) as job:
+        if arguments.trace is not None:
+            job.check_other(arguments.trace, "the trace")
+            check_trace_path(arguments.trace)
         try:
             summary = run_job(
                 job,

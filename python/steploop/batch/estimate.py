@@ -39,7 +39,8 @@ def num_sequences(body: Body) -> int:
 def work(body: Body) -> int:
     """How much is to be done, in tokens of answers: the share of it that is done tells how long the rest takes."""
     size = min(num_characters(body), 2**31 - 1)
-    return expected_tokens(body) * num_sequences(body) + size // _CHARACTERS_PER_STEP
+    # Whatever a line asks for, the sum over all lines is an int64.
+    return min(expected_tokens(body) * num_sequences(body), 2**40) + size // _CHARACTERS_PER_STEP
 
 
 def num_characters(body: Body) -> int:

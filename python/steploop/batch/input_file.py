@@ -25,7 +25,8 @@ class InputFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file = path.open("rb")
+            # Without waiting for whoever might write to a pipe.
+            self._file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
             mode = os.fstat(self._file.fileno()).st_mode
         except OSError as error:
             raise InvalidArgumentError(f"{path} cannot be read: {error.strerror}") from None

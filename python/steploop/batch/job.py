@@ -33,7 +33,8 @@ class BatchJob:
     """
 
     def __init__(self, input_path: Path, output_path: Path, errors_path: Path, key: JobKey) -> None:
-        _check_different(input_path, output_path, errors_path)
+        self._paths = {"the input": input_path, "the output": output_path, "the errors": errors_path}
+        _check_different(self._paths)
         self.key = key
         self.state: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._files = contextlib.ExitStack()
@@ -64,6 +65,14 @@ class BatchJob:
     def complete(self) -> bool:
         """Each line has an answer or an error."""
         return self.num_lines > 0 and self.count(TODO) == 0
+
+    def check_other(self, path: str | Path, name: str) -> None:
+        """Whether something else may be written there.
+
+        Raises:
+            InvalidArgumentError: it is a file of the job.
+        """
+        _check_different({**self._paths, name: Path(path)})
 
     def count(self, state: int) -> int:
         """Lines of that state."""
@@ -259,10 +268,14 @@ def _as_digest(text: str) -> bytes:
         return b""
 
 
-def _check_different(input_path: Path, output_path: Path, errors_path: Path) -> None:
-    paths = {"the input": input_path, "the output": output_path, "the errors": errors_path}
+def _check_different(paths: dict[str, Path]) -> None:
     seen: dict[Path, str] = {}
     for name, path in paths.items():
-        other = seen.setdefault(path.resolve(), name)
+        if not path.name:
+            raise InvalidArgumentError(f"{name} must be a file, got {str(path)!r}")
+        try:
+            other = seen.setdefault(path.resolve(), name)
+        except (OSError, RuntimeError) as error:  # a loop of links
+            raise InvalidArgumentError(f"{name} {path} cannot be opened: {error}") from None
         if other != name:
             raise InvalidArgumentError(f"{name} must not go where {other} is, got {path}")

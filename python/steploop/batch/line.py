@@ -92,6 +92,8 @@ def _parse_body(fields: dict[str, Any]) -> ChatCompletionRequest | CompletionReq
         raise _bad("body", "must not be nested so deeply") from None
     if request.stream:
         raise _bad("stream", "must be false: answers of a batch are not streamed")
+    if request.deadline_ms is not None:
+        raise _bad("deadline_ms", "must be left out: answers of a batch do not depend on how fast they come")
     return request
 
 

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -79,9 +80,10 @@ class RecordFile:
         Raises:
             SteploopError: as `append`.
         """
-        path = self.path.with_name(self.path.name + ".tmp")
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".tmp", dir=self.path.parent)
+        os.close(handle)
+        path = Path(name)
+        os.chmod(path, stat.S_IMODE(os.fstat(self._file).st_mode))
         file = _open_locked(path)  # before others see it
         try:
             for record in records:
@@ -90,6 +92,8 @@ class RecordFile:
             os.replace(path, self.path)
         except OSError as error:
             os.close(file)
+            with contextlib.suppress(OSError):
+                path.unlink()
             raise SteploopError(f"{self.path} cannot be written: {error.strerror}") from None
         os.close(self._file)
         self._file = file

@@ -9,12 +9,16 @@ from typing import Any
 
 from steploop.batch.job import BatchJob
 from steploop.batch.line import JobKey
+from steploop.batch.model_digest import model_digest
 from steploop.batch.order import ORDERS
 from steploop.batch.runner import BatchRun, BatchSummary
 from steploop.checks import check_choice, checked_int
 from steploop.config import EngineConfig
 from steploop.engine import LLMEngine
+from steploop.errors import InvalidArgumentError
 from steploop.openai.model import ServedModel
+
+_ANSWERS_DEPEND_ON = ("tokenizer", "revision", "dtype", "quantization", "kv_cache_dtype", "max_model_len")
 
 
 def run_batch(
@@ -77,7 +81,7 @@ class ModelNames:
     def of(cls, config: EngineConfig, served_model_name: str | None) -> ModelNames:
         """As `steploop serve` calls it, unless it is given a name."""
         given = str(config.model)
-        return cls(served_model_name or Path(given).name.removesuffix(".gguf"), given)
+        return cls(served_model_name or Path(given).resolve().name.removesuffix(".gguf"), given)
 
 
 def open_job(
@@ -96,9 +100,11 @@ def open_job(
     """
     seed = checked_int("seed", seed, low=0, high=2**63 - 1)
     output = Path(output_path)
+    if not output.name:
+        raise InvalidArgumentError(f"the output must be a file, got {str(output)!r}")
     errors = output.with_name(output.name.removesuffix(".jsonl") + ".errors.jsonl")
-    settings = {name: getattr(config, name) for name in ("tokenizer", "revision", "dtype", "quantization")}
-    key = JobKey(seed, {"model": names.name, **settings})
+    settings = {name: getattr(config, name) for name in _ANSWERS_DEPEND_ON}
+    key = JobKey(seed, {"model": names.name, "files": model_digest(config.model), **settings})
     return BatchJob(Path(input_path), output, errors if errors_path is None else Path(errors_path), key)
 
 

@@ -56,7 +56,12 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     )
     # What a sweep may vary: by name, how it is read and what it may be.
     parser.set_defaults(
-        sweepable={action.dest: (action.type or str, action.choices) for action in parser._actions[num_before:]}
+        # Flags have no values.
+        sweepable={
+            action.dest: (action.type or str, action.choices)
+            for action in parser._actions[num_before:]
+            if action.nargs != 0
+        }
     )
     report = parser.add_argument_group("report")
     _add_slo(report)

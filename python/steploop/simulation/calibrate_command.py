@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from rich.console import Console
 
@@ -10,6 +11,7 @@ from steploop.checks import checked_int
 from steploop.config import EngineConfig
 from steploop.engine import LLMEngine
 from steploop.engine_arguments import engine_config
+from steploop.errors import InvalidArgumentError
 from steploop.progress import RequestProgress
 from steploop.simulation.calibration import NUM_REPEATS, Calibration, calibrate, grid_size
 from steploop.simulation.models import shape_of
@@ -22,6 +24,8 @@ def run_calibrate(arguments: argparse.Namespace) -> None:
     Raises:
         SteploopError: anything the user can mend.
     """
+    if not Path(arguments.output).parent.is_dir() or Path(arguments.output).is_dir():  # before all the measuring
+        raise InvalidArgumentError(f"FILE must be in a folder that exists, got {arguments.output}")
     repeats = checked_int("--repeats", arguments.repeats, low=1)
     calibration = calibrate_model(engine_config(arguments), repeats)
     calibration.save(arguments.output)

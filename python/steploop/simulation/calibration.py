@@ -27,6 +27,7 @@ from steploop.workload import Workload
 FORMAT = "steploop calibration 1"
 NUM_REPEATS = 3
 NUM_DECODE_STEPS = 8
+_FEWEST_RUNS = 10
 
 # (sequences, prompt tokens of each): decodes of so many at about such a context, after their prompts.
 _DECODES = ((1, 16), (1, 1024), (2, 16), (4, 16), (4, 512), (8, 16), (16, 16), (16, 384), (32, 16), (32, 128), (64, 16))
@@ -86,13 +87,14 @@ class Calibration:
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InvalidArgumentError(f"{path} cannot be read: {error}") from None
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
             raise InvalidArgumentError(f"{path} is no {FORMAT}; make one with: steploop calibrate MODEL {path}")
         try:
             device = content.pop("device")
             efficiencies = Efficiencies(**device.pop("efficiencies"))
+            device["fast_dtypes"] = tuple(device["fast_dtypes"])
             return Calibration(
                 device=Device(**device, efficiencies=efficiencies), model=ModelShape(**content.pop("model")), **content
             )
@@ -132,10 +134,18 @@ def calibrate(
         link_bytes_per_second=1.0,
         all_reduce_us=0.0,
         host_bytes_per_second=_HOST_BYTES_PER_SECOND,
-        bits_per_operation=0,
+        fast_dtypes=(),
+        is_calibrated=True,
     )
     deployment = Deployment(model=model, device=blank, weight_dtype=weight_dtype, kv_cache_dtype=kv_cache_dtype)
+    if engine.config.target_step_duration_ms is not None:
+        raise InvalidArgumentError("calibrate needs steps that are the same each time: no target_step_duration_ms")
     runs = list(_grid(engine))
+    if len(runs) < _FEWEST_RUNS:
+        raise InvalidArgumentError(
+            f"calibrate needs room for at least {_FEWEST_RUNS} of its runs, got {len(runs)}: raise max_model_len "
+            f"({engine.max_model_len}), max_num_seqs or the KV cache"
+        )
     times: list[list[StepTimes]] = [[] for _ in runs]
     for _ in range(num_repeats):  # each goes over the whole grid, so that a machine that drifts does so for all steps
         for run, of_run in zip(runs, times, strict=True):

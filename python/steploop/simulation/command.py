@@ -40,6 +40,8 @@ def run_simulate(arguments: argparse.Namespace) -> None:
     slo = None if arguments.slo is None else parse_slo(arguments.slo)
     sweep = None if arguments.sweep is None else parse_sweep(arguments.sweep, arguments.sweepable)
     plot_path = None if arguments.plot is None else check_plot_path(arguments.plot)
+    if sweep is not None and sweep.name == RATE and arguments.arrivals is None and arguments.workload_file is None:
+        arguments.arrivals = "poisson:1"  # of which the rate is another each time
     points = [None] if sweep is None else list(sweep.values)
     calibrations: dict[str, Calibration | None] = {}
     planned = []
@@ -48,6 +50,8 @@ def run_simulate(arguments: argparse.Namespace) -> None:
         if of_value.device not in calibrations:
             calibrations[of_value.device] = read_calibration(of_value)
         planned.append((value, read_settings(of_value, calibrations[of_value.device])))
+        if value is not None and sweep is not None and sweep.name == RATE:
+            planned[-1][1].source.arrivals.with_rate(value)
     console = make_console(arguments.json)
     text_report.print_settings(console, planned[0][1])
     runs: Runs = []

@@ -55,8 +55,15 @@ class Deployment:
     @property
     def kv_bytes_per_token(self) -> int:
         """On each device. Fewer key and value heads than devices are held by several."""
-        shares = min(self.tensor_parallel_size, self.model.num_kv_heads)
-        return self.model.num_kv_elements_per_token * KV_BITS[self.kv_cache_dtype] // 8 // shares
+        model, degree = self.model, self.tensor_parallel_size
+        # A device holds the keys of all its queries: as many heads as these may lie in.
+        num_queries = model.num_heads // degree
+        group = model.num_heads // model.num_kv_heads
+        num_heads = max(
+            (first + num_queries - 1) // group - first // group + 1 for first in range(0, model.num_heads, num_queries)
+        )
+        elements = model.num_kv_elements_per_token * num_heads // model.num_kv_heads
+        return elements * KV_BITS[self.kv_cache_dtype] // 8
 
     @property
     def kv_cache_memory_bytes(self) -> int:
@@ -100,8 +107,8 @@ class Deployment:
             step_us += 2 * model.num_layers * device.all_reduce_us
             sent = 2 * (degree - 1) / degree * model.hidden_size * _ACTIVATION_BYTES
             exchange_us = 2 * model.num_layers * sent / device.link_bytes_per_second * 1e6
-        # Fewer bits of a weight are multiplied faster only where inputs are quantised, too: in fp8 and int8.
-        faster = 2.0 if device.bits_per_operation == 16 and self.weight_dtype in ("fp8", "int8") else 1.0
+        # Fewer bits of a weight are multiplied faster only where inputs are quantised, too, and the device can.
+        faster = 2.0 if self.weight_dtype in device.fast_dtypes else 1.0
         return {
             "weight_bytes": model.num_linear_parameters * bits / 8 / degree,
             "weight_flops_per_token": 2.0 * model.num_linear_parameters / degree,

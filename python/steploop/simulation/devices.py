@@ -85,9 +85,10 @@ class Device:
     host_bytes_per_second: float
     """To the host's memory, one way."""
     efficiencies: Efficiencies = Efficiencies()
-    bits_per_operation: int = 16
-    """What flops_per_second is for; fewer bits are computed in proportion faster where a model is quantised. 0: the
-    rate is of the model as it was calibrated."""
+    fast_dtypes: tuple[str, ...] = ("int8", "fp8")
+    """Of weights, with inputs of the same type: multiplied at twice flops_per_second."""
+    is_calibrated: bool = False
+    """Its rates were measured with a model, for the types that this was in."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -97,11 +98,6 @@ class Device:
             raise InvalidArgumentError(
                 f"all_reduce_us of {self.name} must be a finite number >= 0, got {self.all_reduce_us!r}"
             )
-
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether its rates were measured with a model, for the types that this was in."""
-        return self.bits_per_operation == 0
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for a report."""
@@ -121,6 +117,7 @@ DEVICES = {
             link_bytes_per_second=300 * GB,
             all_reduce_us=10,
             host_bytes_per_second=25 * GB,
+            fast_dtypes=("int8",),
         ),
         Device(
             name="A100-80GB",
@@ -130,6 +127,7 @@ DEVICES = {
             link_bytes_per_second=300 * GB,
             all_reduce_us=10,
             host_bytes_per_second=25 * GB,
+            fast_dtypes=("int8",),
         ),
         Device(
             name="H100",

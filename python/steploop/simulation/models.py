@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,9 +156,9 @@ def find_model(name: str) -> ModelShape:
     if preset := MODELS.get(name.lower()):
         return preset
     path = Path(name)
-    if path.suffix == ".json" and path.is_file():
+    if path.suffix == ".json" and os.path.isfile(path):
         return shape_of(name, _spec_of_config(path))
-    if path.exists():
+    if os.path.exists(path):  # which is False where a name cannot be one
         from steploop.weights import open_checkpoint
 
         return shape_of(name, open_checkpoint(path).spec)
@@ -169,7 +170,7 @@ def _spec_of_config(path: Path) -> ModelSpec:
 
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"{path} cannot be read: {error}") from None
     if not isinstance(config, dict):
         raise InvalidArgumentError(f"{path} must hold a JSON object")

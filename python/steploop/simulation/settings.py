@@ -12,7 +12,7 @@ from steploop.errors import InvalidArgumentError
 from steploop.simulation.calibration import Calibration
 from steploop.simulation.costs import Deployment
 from steploop.simulation.devices import find_device
-from steploop.simulation.models import find_model
+from steploop.simulation.models import ModelShape, find_model
 from steploop.simulation.simulation import SimulationResult, simulate
 from steploop.workload import Workload, WorkloadSource, workload_source
 
@@ -28,6 +28,8 @@ class Settings:
     source: WorkloadSource
     num_replicas: int = 1
     routing: str = "least_outstanding"
+    note: str | None = None
+    """For the report."""
     max_tokens: int | None = None
 
     def run(self, workload: Workload, **options: Any) -> SimulationResult:
@@ -119,8 +121,15 @@ def read_settings(arguments: argparse.Namespace, calibration: Calibration | None
         source=workload_source(arguments),
         num_replicas=arguments.num_replicas,
         routing=arguments.routing,
+        note=_note(model, calibration),
         max_tokens=arguments.max_tokens,
     )
+
+
+def _note(model: ModelShape, calibration: Calibration | None) -> str | None:
+    if calibration is None or dataclasses.replace(calibration.model, name=model.name) == model:
+        return None
+    return f"{calibration.device.name} was measured with {calibration.model.name}, a model of other sizes"
 
 
 def read_calibration(arguments: argparse.Namespace) -> Calibration | None:

@@ -91,6 +91,8 @@ def simulate(
     if routing not in ROUTINGS:
         raise InvalidArgumentError(f"routing must be one of {', '.join(ROUTINGS)}, got {routing!r}")
     settings = scheduler_settings(deployment, engine)
+    if not workload.arrival_times[-1] * _US < 2**59:
+        raise InvalidArgumentError(f"arrivals must be within 18,000 years, got {workload.arrival_times[-1]:g} s")
     arrival_us = np.rint(workload.arrival_times * _US).astype(np.int64)
     segments = workload.segments
     raw = _C.simulate(
@@ -153,7 +155,7 @@ def scheduler_settings(deployment: Deployment, engine: EngineConfig) -> dict[str
     if engine.preemption_mode != "recompute":
         num_host_blocks = num_kv_blocks
         if engine.swap_space_bytes is not None:
-            num_host_blocks = engine.swap_space_bytes // block_bytes
+            num_host_blocks = min(engine.swap_space_bytes // block_bytes, 2**31 - 1)
     return settings | {
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens,

@@ -36,6 +36,8 @@ def print_settings(console: Console, settings: Settings) -> None:
     )
     factors = ", ".join(f"{name} {value:.4g}" for name, value in settings.describe()["factors"].items())
     _say(console, f"factors: {factors}")
+    if settings.note is not None:
+        _say(console, f"note: {settings.note}", style="yellow")
 
 
 def print_run(console: Console, run: dict[str, Any]) -> None:

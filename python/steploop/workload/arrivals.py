@@ -85,6 +85,8 @@ class Gamma:
         """See Arrivals. Another rate scales the same times."""
         gaps = generator.standard_gamma(self.burstiness, size=max(0, count - 1))
         times = np.concatenate(([0.0], np.cumsum(gaps)))[:count]
+        if count > 1 and not times[-1] > 0:
+            raise InvalidArgumentError(f"burstiness {self.burstiness:g} is too small: all gaps come out as 0")
         if times[-1:] > 0:
             # As vLLM does: of few draws the mean gap may be far off, and they would be another load than asked for.
             times *= (count - 1) / self.rate / times[-1]

@@ -86,7 +86,7 @@ class MarkovModulated:
         self, generator: np.random.Generator, begins_in_burst: bool, *, until: float
     ) -> tuple[FloatArray, FloatArray]:
         """Where the states begin, in seconds and in stretched time, up to one past `until` of the latter."""
-        if 2 * until / self._mean_in_both > _MAX_STATES:
+        if 2 * until > _MAX_STATES * self._mean_in_both:
             raise InvalidArgumentError(
                 "the states of mmpp are too short beside the gaps between arrivals; poisson is what they come to"
             )

@@ -186,6 +186,7 @@ def test_answers_of_other_jobs(files: Files, tmp_path: Path) -> None:
         (lambda files: setattr(files, "input", Path("/dev/null")), "/dev/null must be a file"),
         (lambda files: setattr(files, "output", files.input), "the output must not go where the input is"),
         (lambda files: setattr(files, "output", files.input.parent), "cannot be written: Is a directory"),
+        (lambda files: setattr(files, "output", Path()), "the output must be a file, got '.'"),
         (lambda files: files.output.symlink_to(files.input), "the output must not go where the input is"),
         (lambda files: files.errors.symlink_to(files.output), "the errors must not go where the output is"),
         (lambda files: files.output.write_text("my diary"), "out.jsonl, line 1, is not of steploop batch"),
@@ -221,3 +222,11 @@ def test_keeps_no_bodies(files: Files) -> None:
             assert tracemalloc.get_traced_memory()[0] < 3000 * 200
     finally:
         tracemalloc.stop()
+
+
+def test_a_line_that_asks_for_too_much_is_one_of_many() -> None:
+    from steploop.batch.estimate import work
+    from steploop.batch.line import parse_line
+
+    body = parse_line(json.dumps(completion("a", n=10**21)).encode()).body
+    assert 0 < work(body) < 2**41

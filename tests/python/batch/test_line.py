@@ -41,6 +41,7 @@ def without(name: str) -> dict[str, Any]:
         (without("body"), "a", "body", "invalid_value", "body must be an object, got nothing"),
         (GOOD | {"body": []}, "a", "body", "invalid_value", "body must be an object, got []"),
         (completion("a", stream=True), "a", "stream", "invalid_value", "stream must be false"),
+        (completion("a", deadline_ms=5), "a", "deadline_ms", "invalid_value", "deadline_ms must be left out"),
         (completion("a", tempratur=1), "a", "tempratur", "unknown_parameter", "tempratur is not a parameter"),
         (completion("a", temperature="0"), "a", "temperature", "invalid_type", "temperature: "),
         (GOOD | {"body": {}}, "a", "prompt", "invalid_type", "prompt: Field required"),

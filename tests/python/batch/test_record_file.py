@@ -102,7 +102,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 def test_replace(tmp_path: Path) -> None:
     path = tmp_path / "records"
-    (tmp_path / "records.tmp").write_text("left by one that was killed")
+    (tmp_path / "records.tmp").write_text("somebody's")
     with RecordFile(path) as file:
         for number in (1, 2, 3):
             file.append(record(number))
@@ -111,7 +111,8 @@ def test_replace(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgumentError, match="another process"):
             RecordFile(path)
     assert [one for _, one in contents(path)] == [record(1), record(3), record(4)]
-    assert [one.name for one in tmp_path.iterdir()] == ["records"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["records", "records.tmp"]
+    assert (tmp_path / "records.tmp").read_text() == "somebody's"
 
 
 def test_leaves_no_empty_file(tmp_path: Path) -> None:

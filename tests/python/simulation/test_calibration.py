@@ -44,7 +44,7 @@ def deployment() -> Deployment:
         link_bytes_per_second=1.0,
         all_reduce_us=0.0,
         host_bytes_per_second=5e9,
-        bits_per_operation=0,
+        is_calibrated=True,
         efficiencies=Efficiencies(
             weight_bandwidth_efficiency=1.0,
             compute_efficiency=1.0,
@@ -189,4 +189,4 @@ def test_no_such_file(tmp_path: Path) -> None:
 
 
 def test_a_preset_is_no_file() -> None:
-    assert find_device("h100").bits_per_operation == 16
+    assert find_device("h100").fast_dtypes == ("int8", "fp8")

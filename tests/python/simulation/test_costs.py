@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -104,11 +105,30 @@ def test_cost_of_an_exchange() -> None:
 
 
 def test_fewer_bits_are_multiplied_faster() -> None:
-    full, half = (deployment("llama-3-8b", weight_dtype=name).cost_fields(16) for name in ("bfloat16", "fp8"))
+    full, half = (deployment("llama-3-8b", "H100", weight_dtype=name).cost_fields(16) for name in ("bfloat16", "fp8"))
     assert half["flops_per_second"] == 2 * full["flops_per_second"]
     attention = "attention_compute_efficiency"
     assert half["flops_per_second"] * half[attention] == full["flops_per_second"] * full[attention]
-    assert deployment("llama-3-8b", weight_dtype="int4").cost_fields(16)["flops_per_second"] == full["flops_per_second"]
+    # Where inputs stay in 16 bits; and an A100 has no fp8.
+    for name in ("int4", "bfloat16"):
+        other = deployment("llama-3-8b", "H100", weight_dtype=name).cost_fields(16)
+        assert other["flops_per_second"] == full["flops_per_second"]
+    on_a100 = [
+        deployment(weight_dtype=name).cost_fields(16)["flops_per_second"] for name in ("bfloat16", "fp8", "int8")
+    ]
+    assert on_a100 == [312e12, 312e12, 624e12]
+
+
+def test_keys_are_held_in_whole_heads() -> None:
+    # 24 heads in 8 groups of 3. A device of 3 has 8 heads of up to 4 groups, one of 12 has 2 that may be of two.
+    model = dataclasses.replace(MODELS["llama-3-8b"], num_heads=24)
+    whole = Deployment(model=model, device=DEVICES["H100"]).kv_bytes_per_token
+
+    def heads(degree: int) -> float:
+        one = Deployment(model=model, device=DEVICES["H100"], tensor_parallel_size=degree)
+        return 8 * one.kv_bytes_per_token / whole
+
+    assert [heads(degree) for degree in (1, 2, 3, 4, 6, 8, 12, 24)] == [8, 4, 4, 2, 2, 1, 2, 1]
 
 
 def test_more_devices_and_fewer_bytes_are_never_slower() -> None:

@@ -77,8 +77,9 @@ def test_summary(result: SimulationResult) -> None:
     # One sequence for 30 ms and two for 40.
     assert occupancy["mean_sequences"] == pytest.approx((30 + 2 * 40) / 70)
     assert occupancy["share_of_slots"] == share_of_slots(result) == pytest.approx((30 + 2 * 40) / 70 / 4)
-    # Blocks held once each step has ended, of which the last leaves none: 1 for 10 ms (16 tokens), 2 for 20.
-    assert figures["kv_cache"]["mean_use"] == kv_cache_use(result) == pytest.approx((1 * 10 + 2 * 20) / 70 / 128)
+    # Blocks held while each step runs: 1 for 10 ms (16 tokens), 2 for 20, and 4 in the last, which ends both.
+    blocks = (1 * 10 + 2 * 20 + 4 * 40) / 70
+    assert figures["kv_cache"]["mean_use"] == kv_cache_use(result) == pytest.approx(blocks / 128)
     assert figures["preemption"]["num_preemptions"] == 0
 
 

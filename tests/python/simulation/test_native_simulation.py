@@ -336,7 +336,7 @@ def test_quantiles_of_gaps_are_near_the_exact_ones() -> None:
             "1 to max_tokens .2. tokens, got 3",
         ),
         ([(0, 256, 1)], {}, RequestTooLongError, "request 0: the prompt has 256 tokens"),
-        ([(0, 4, 1)], {"num_replicas": 0}, InvalidArgumentError, "num_replicas must be >= 1, got 0"),
+        ([(0, 4, 1)], {"num_replicas": 0}, InvalidArgumentError, "num_replicas must be in 1..1024, got 0"),
         ([(0, 4, 1)], {"routing": "random"}, InvalidArgumentError, "round_robin, least_outstanding, prefix_affine"),
         ([(0, 4, 1)], {"max_timeline_points": 1}, InvalidArgumentError, "max_timeline_points must be >= 2"),
         (
@@ -352,7 +352,17 @@ def test_quantiles_of_gaps_are_near_the_exact_ones() -> None:
             [(0, 4, 3)],
             {"step_durations_us": np.array([9, 0, 9])},
             InvalidArgumentError,
-            "must be >= 1, got 0 for step 1",
+            "000, got 0 for step 1",
+        ),
+        ([(0, 4, 3)], {"step_durations_us": np.array([2**62])}, InvalidArgumentError, "step_durations_us must be in 1"),
+        ([(2**62, 4, 3)], {}, InvalidArgumentError, "request 0: arrivals must be <= 10+ us, got 4611686018427387904"),
+        ([(0, 4, 3)], {"fields": {"step_us": 1e300}}, InvalidArgumentError, "a step takes longer than 30 years"),
+        ([(0, 2**31 - 1, 1)], {}, RequestTooLongError, "request 0: the prompt has 2147483647 tokens"),
+        (
+            [(0, 4, 1)],
+            {"segment_contents": np.zeros(1, np.int64), "segment_lengths": np.full(1, 4, np.int32)},
+            InvalidArgumentError,
+            "segments need segment_offsets",
         ),
         (
             [(0, 4, 3)],

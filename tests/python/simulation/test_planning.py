@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -194,6 +195,20 @@ def test_an_unstable_system_is_not_good_however_long_the_limits() -> None:
         assert trial.attainment == 1
         assert trial.good is good
     assert trials.run(layout, limits, 1.25 * capacity).backlog_growth > 0.08
+
+
+def test_a_system_that_still_fills_up_is_no_backlog() -> None:
+    """All are begun at once, and take longer than all of them take to come."""
+    lengths = (parse_lengths("fixed:50"), parse_lengths("fixed:1000"))
+    one = settings(device="H100", max_model_len=2048, workload=dataclasses.replace(source(), lengths=lengths))
+    trials = Trials(one, Objective(slo={"ttft": 1.0}), num_requests=1000)
+    layout, limits = (
+        Layout(tensor_parallel_size=1, num_replicas=16),
+        Limits(max_num_seqs=512, max_num_batched_tokens=2048),
+    )
+    trial = trials.run(layout, limits, 100.0)
+    assert trial.attainment == 1
+    assert trial.good
 
 
 @pytest.mark.parametrize(("kept", "growth"), [(1.0, 0.0), (0.5, 0.5), (0.9, 0.1)])

@@ -119,9 +119,11 @@ def test_few(count: int) -> None:
 
 
 def test_gaps_that_are_too_small_to_tell() -> None:
-    """Of a burstiness near 0 most gaps underflow."""
-    times = draw("gamma:2:1e-9", 5)
+    """Of a burstiness near 0 most gaps underflow; where all do, there is no rate."""
+    times = draw("gamma:2:1e-3", 100)
     assert np.isfinite(times).all() and (np.diff(times) >= 0).all()
+    with pytest.raises(InvalidArgumentError, match="burstiness 1e-09 is too small"):
+        draw("gamma:2:1e-9", 5)
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,8 @@ def explain(trials: Trials, trial: Trial) -> Breaking:
 
 def _lacking(trials: Trials, trial: Trial) -> str | None:
     limits, blocks = trial.limits, trial.num_kv_blocks
-    more_slots = dataclasses.replace(limits, max_num_seqs=2 * limits.max_num_seqs)
-    more_tokens = dataclasses.replace(limits, max_num_batched_tokens=2 * limits.max_num_batched_tokens)
+    more_slots = dataclasses.replace(limits, max_num_seqs=min(2 * limits.max_num_seqs, 2**31 - 1))
+    more_tokens = dataclasses.replace(limits, max_num_batched_tokens=min(2 * limits.max_num_batched_tokens, 2**31 - 1))
     relaxed = {
         KV_CACHE: trials.run(trial.layout, limits, trial.rate, min(2 * blocks, 2**31 - 1)),
         SLOTS: trials.run(trial.layout, more_slots, trial.rate, blocks),

@@ -191,7 +191,7 @@ def judge(result: SimulationResult, objective: Objective, *, layout: Layout, lim
     """See Trial."""
     latencies = request_latencies(result)
     attainment = _lesser_share(within(latencies, objective.slo))
-    growth, most_growth = backlog_growth(latencies["e2e"], result.arrival_us / 1e6)
+    growth, most_growth = _growth(latencies, result.arrival_us / 1e6)
     return Trial(
         layout=layout,
         limits=limits,
@@ -218,16 +218,23 @@ def shares_within(latencies: dict[str, FloatArray], slo: dict[str, float]) -> di
     return {name: _lesser_share(within(latencies, {name: limit})) for name, limit in slo.items()}
 
 
-def backlog_growth(e2e: FloatArray, arrived: FloatArray) -> tuple[float, float]:
+def _growth(latencies: dict[str, FloatArray], arrived: FloatArray) -> tuple[float, float]:
+    """Of requests in flight; where these become more because the first have hardly ended, however fast
+    they are served, those without a first token."""
+    fills_up = np.quantile(latencies["e2e"], 0.99) > (arrived[-1] - arrived[0]) / 4
+    return backlog_growth(latencies["ttft" if fills_up else "e2e"], arrived)
+
+
+def backlog_growth(latency: FloatArray, arrived: FloatArray) -> tuple[float, float]:
     """How much of what comes is not served, < 0 where there is less to do in the end; and how much may be. See Trial.
 
     Args:
-        e2e, arrived: Seconds by request, in the order in which they arrive; at least 4.
+        latency, arrived: Seconds by request, in the order in which they arrive; at least 4.
     """
     count = len(arrived)
-    in_flight = np.arange(1, count + 1) - np.searchsorted(np.sort(arrived + e2e), arrived, side="right")
+    waiting = np.arange(1, count + 1) - np.searchsorted(np.sort(arrived + latency), arrived, side="right")
     quarter = count // 4
-    before, after = in_flight[quarter : 2 * quarter].mean(), in_flight[-quarter:].mean()
+    before, after = waiting[quarter : 2 * quarter].mean(), waiting[-quarter:].mean()
     came = 2 * quarter
     return float((after - before) / came), MOST_BACKLOG_GROWTH + CHANCE * math.sqrt(before) / came
 
