@@ -117,10 +117,14 @@ py::dict to_dict(const SimulatedSchedule& schedule) {
   columns["replica"] = to_array(schedule.replica);
   columns["num_preempted"] = to_array(schedule.num_preempted);
   columns["num_used_blocks"] = to_array(schedule.num_used_blocks);
+  columns["num_tokens"] = to_array(schedule.num_tokens);
+  columns["num_sample_rows"] = to_array(schedule.num_sample_rows);
+  columns["num_decode_keys"] = to_array(schedule.num_decode_keys);
+  columns["num_prompt_pairs"] = to_array(schedule.num_prompt_pairs);
   columns["offsets"] = to_array(schedule.offsets);
   columns["requests"] = to_array(schedule.requests);
   columns["first_tokens"] = to_array(schedule.first_tokens);
-  columns["num_tokens"] = to_array(schedule.num_tokens);
+  columns["token_counts"] = to_array(schedule.token_counts);
   return columns;
 }
 

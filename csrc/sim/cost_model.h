@@ -55,7 +55,6 @@ class CostModel {
   explicit CostModel(const CostModelConfig& config);
 
   double duration_us(const StepWork& work) const;
-  const CostModelConfig& config() const { return config_; }
 
  private:
   double linear_us(double bytes, double flops) const;

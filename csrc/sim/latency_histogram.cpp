@@ -25,14 +25,6 @@ void LatencyHistogram::add(int64_t duration_us, int64_t count) {
   sum_us_ += static_cast<double>(duration_us) * static_cast<double>(count);
 }
 
-void LatencyHistogram::merge(const LatencyHistogram& other) {
-  buckets_.resize(std::max(buckets_.size(), other.buckets_.size()));
-  for (size_t i = 0; i < other.buckets_.size(); ++i) buckets_[i] += other.buckets_[i];
-  count_ += other.count_;
-  max_us_ = std::max(max_us_, other.max_us_);
-  sum_us_ += other.sum_us_;
-}
-
 double LatencyHistogram::quantile_us(double share) const {
   if (count_ == 0) return 0;
   const auto rank = std::max<int64_t>(0, static_cast<int64_t>(std::ceil(share * static_cast<double>(count_))) - 1);

@@ -10,7 +10,6 @@ namespace steploop {
 class LatencyHistogram {
  public:
   void add(int64_t duration_us, int64_t count = 1);
-  void merge(const LatencyHistogram& other);
 
   int64_t count() const { return count_; }
   double mean_us() const { return count_ ? sum_us_ / static_cast<double>(count_) : 0; }

@@ -25,10 +25,15 @@ void Recorder::begin_step(const SchedulerOutput& output, const StepTime& time) {
   schedule.duration_us.push_back(time.duration_us());
   schedule.replica.push_back(time.replica);
   schedule.num_preempted.push_back(static_cast<int32_t>(output.preempted.size()));
+  const StepWork work = work_of(output);
+  schedule.num_tokens.push_back(work.num_tokens);
+  schedule.num_sample_rows.push_back(work.num_sample_rows);
+  schedule.num_decode_keys.push_back(work.num_decode_keys);
+  schedule.num_prompt_pairs.push_back(work.num_prompt_pairs);
   for (const ScheduledSequence& scheduled : output.scheduled) {
     schedule.requests.push_back(scheduled.sequence->id);
     schedule.first_tokens.push_back(scheduled.first_token);
-    schedule.num_tokens.push_back(scheduled.num_scheduled_tokens);
+    schedule.token_counts.push_back(scheduled.num_scheduled_tokens);
   }
   schedule.offsets.push_back(static_cast<int64_t>(schedule.requests.size()));
 }

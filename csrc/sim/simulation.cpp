@@ -116,8 +116,6 @@ class Cluster {
 
 }  // namespace
 
-const char* routing_name(Routing routing) { return kRoutingNames[static_cast<size_t>(routing)]; }
-
 Routing routing_from_name(const char* name) {
   for (size_t i = 0; i < std::size(kRoutingNames); ++i)
     if (std::string_view(kRoutingNames[i]) == name) return static_cast<Routing>(i);

@@ -21,8 +21,8 @@ enum class Routing : uint8_t {
   kPrefixAffine,      // the same, with what its prefix cache holds of the new prompt taken off
 };
 
-const char* routing_name(Routing routing);  // "round_robin", "least_outstanding", "prefix_affine"
-Routing routing_from_name(const char* name);  // throws InvalidArgumentError that lists those that exist
+// "round_robin", "least_outstanding", "prefix_affine"; throws InvalidArgumentError that lists them.
+Routing routing_from_name(const char* name);
 
 struct SimulationOptions {
   int32_t num_replicas = 1;
@@ -60,10 +60,11 @@ struct SimulatedSchedule {
   std::vector<int32_t> replica;
   std::vector<int32_t> num_preempted;
   std::vector<int32_t> num_used_blocks;  // once it has ended
-  std::vector<int64_t> offsets{0};       // [num_steps + 1]
+  std::vector<int64_t> num_tokens, num_sample_rows, num_decode_keys, num_prompt_pairs;  // as in StepWork
+  std::vector<int64_t> offsets{0};  // [num_steps + 1]
   std::vector<int64_t> requests;
   std::vector<int32_t> first_tokens;
-  std::vector<int32_t> num_tokens;
+  std::vector<int32_t> token_counts;
 };
 
 struct SimulationResult {

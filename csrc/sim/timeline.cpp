@@ -36,6 +36,4 @@ void Timeline::add(const TimelinePoint& step) {
   points_.push_back(step);
 }
 
-std::vector<TimelinePoint> Timeline::points() const { return points_; }
-
 }  // namespace steploop

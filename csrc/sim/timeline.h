@@ -26,10 +26,10 @@ struct TimelinePoint {
 // Neighbours are joined whenever there are more points than that.
 class Timeline {
  public:
-  explicit Timeline(size_t max_points) : max_points_(max_points < 2 ? 2 : max_points) {}
+  explicit Timeline(size_t max_points) : max_points_(max_points) {}  // >= 2
 
   void add(const TimelinePoint& step);
-  std::vector<TimelinePoint> points() const;
+  const std::vector<TimelinePoint>& points() const { return points_; }
 
  private:
   size_t max_points_;

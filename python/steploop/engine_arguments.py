@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from steploop.config import QUANTIZATIONS, EngineConfig
 from steploop.scheduling import PREEMPTION_MODES, QUEUE_ORDERS, SCHEDULING_POLICIES
@@ -51,14 +52,18 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         num_threads=arguments.num_threads,
-        scheduling_policy=arguments.scheduling_policy,
-        queue_order=arguments.queue_order,
-        preemption_mode=arguments.preemption_mode,
-        swap_space_bytes=arguments.swap_space_bytes,
-        enable_prefix_caching=not arguments.no_prefix_caching,
-        enable_chunked_prefill=not arguments.no_chunked_prefill,
-        target_step_duration_ms=arguments.target_step_duration_ms,
+        **scheduling_settings(arguments),
     )
+
+
+def scheduling_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `add_scheduling_options` and --no-prefix-caching have asked for, as fields of EngineConfig."""
+    same = ("scheduling_policy", "queue_order", "preemption_mode", "swap_space_bytes", "target_step_duration_ms")
+    return {
+        **{name: getattr(arguments, name) for name in same},
+        "enable_prefix_caching": not arguments.no_prefix_caching,
+        "enable_chunked_prefill": not arguments.no_chunked_prefill,
+    }
 
 
 def add_engine_options(parser: argparse._ActionsContainer) -> None:

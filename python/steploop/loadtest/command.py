@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,14 @@ from rich.console import Console
 
 import steploop
 from steploop.engine_arguments import engine_config
-from steploop.errors import InvalidArgumentError
 from steploop.loadtest import text_report
 from steploop.loadtest.figures import request_rows
 from steploop.loadtest.open_loop import RunResult
-from steploop.loadtest.plan import STANDARD_OUTPUT, Plan, make_plan
+from steploop.loadtest.plan import Plan, make_plan
 from steploop.loadtest.plot import write_plot
 from steploop.loadtest.session import check_aiohttp, choose_prompts, run_all
 from steploop.loadtest.target import TargetDescription
+from steploop.reporting import make_console, write_json
 
 EXIT_ALL_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -41,13 +39,11 @@ def run_bench(arguments: argparse.Namespace) -> int:
         SteploopError: anything the user can mend.
     """
     plan = make_plan(arguments)
-    to_stderr = arguments.json == STANDARD_OUTPUT
-    is_terminal = (sys.stderr if to_stderr else sys.stdout).isatty()
-    console = Console(stderr=to_stderr, width=None if is_terminal else _WIDTH)
+    console = make_console(arguments.json, width=_WIDTH)
     about, runs = _test_engine(arguments, plan) if arguments.url is None else _test_server(arguments, plan)
     _print(console, about, runs)
     if plan.json_path is not None:
-        _write_json(plan.json_path, _as_json(plan, about, runs))
+        write_json(plan.json_path, _as_json(plan, about, runs))
     if plan.plot_path is not None:
         write_plot(plan.plot_path, f"steploop bench: {Path(about['model']).name}", runs)
         console.print(f"\nThe picture is in {plan.plot_path}.", highlight=False)
@@ -137,14 +133,3 @@ def _as_json(plan: Plan, about: dict[str, Any], runs: Runs) -> dict[str, Any]:
         },
         "runs": [run | {"records": request_rows(result)} for run, result in runs],
     }
-
-
-def _write_json(path: str, report: dict[str, Any]) -> None:
-    text = json.dumps(report, ensure_ascii=False, allow_nan=False) + "\n"
-    if path == STANDARD_OUTPUT:
-        sys.stdout.write(text)
-        return
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgumentError(f"--json {path} cannot be written: {error.strerror}") from None

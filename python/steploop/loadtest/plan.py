@@ -13,9 +13,8 @@ from steploop.errors import InvalidArgumentError
 from steploop.loadtest.open_loop import Limits
 from steploop.loadtest.plot import check_plot_path
 from steploop.loadtest.slo import parse_slo
+from steploop.reporting import STANDARD_OUTPUT
 from steploop.workload import Workload, workload_source
-
-STANDARD_OUTPUT = "-"
 
 
 @dataclass(frozen=True)

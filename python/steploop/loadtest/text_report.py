@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from steploop.reporting import in_ms, say
+
 _LATENCIES = {
     "ttft": "time to first token (TTFT)",
     "tpot": "time per output token (TPOT)",
@@ -23,25 +25,25 @@ def print_workload(console: Console, summary: dict[str, Any]) -> None:
     """What was drawn."""
     for name, title in (("prompt_tokens", "prompts"), ("output_tokens", "outputs")):
         lengths = summary[name]
-        _say(
+        say(
             console,
             f"{title}: {lengths['count']}, tokens: mean {lengths['mean']:.1f}, p50 {lengths['p50']:g}, "
             f"p90 {lengths['p90']:g}, p99 {lengths['p99']:g}, max {lengths['max']}",
         )
     arrivals = summary["arrivals"]
     if arrivals["rate"] is None:
-        _say(console, "arrivals: all at once")
+        say(console, "arrivals: all at once")
     else:
         spread = arrivals["coefficient_of_variation"]
-        _say(
+        say(
             console,
             f"arrivals: {arrivals['rate']:.3g}/s over {arrivals['duration']:.1f} s"
             + ("" if spread is None else f", gaps' coefficient of variation {spread:.2f}")
             + (f", {arrivals['burst_share']:.0%} of arrivals in bursts" if "burst_share" in arrivals else ""),
         )
     for line in _further_lines(summary):
-        _say(console, line)
-    _say(console, f"fingerprint: {summary['fingerprint']} (the same for the same workload)")
+        say(console, line)
+    say(console, f"fingerprint: {summary['fingerprint']} (the same for the same workload)")
 
 
 def _further_lines(summary: dict[str, Any]) -> list[str]:
@@ -62,49 +64,54 @@ def _further_lines(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
+def print_throughput(console: Console, throughput: dict[str, float]) -> None:
+    """Requests and tokens a second."""
+    say(
+        console,
+        f"throughput: {throughput['requests_per_second']:.3g} requests/s; tokens/s: "
+        f"{throughput['input_tokens_per_second']:.1f} in, {throughput['output_tokens_per_second']:.1f} out, "
+        f"{throughput['total_tokens_per_second']:.1f} in all",
+    )
+
+
 def print_run(console: Console, run: dict[str, Any]) -> None:
     """The figures of one run."""
-    requests, throughput, client = run["requests"], run["throughput"], run["client"]
+    requests, client = run["requests"], run["client"]
     mark = "INCOMPLETE, interrupted: " if run["incomplete"] else ""
-    _say(
+    say(
         console,
         f"\n{mark}{requests['completed']} of {requests['asked']} requests completed in {run['duration']:.2f} s; "
         f"{requests['failed']} failed, {requests['unfinished']} unfinished, {requests['not_sent']} not sent",
         style="bold",
     )
     for kind, error in run["errors"].items():
-        _say(console, f"  {kind}: {error['count']}, such as: {error['example']}")
-    _say(
-        console,
-        f"throughput: {throughput['requests_per_second']:.3g} requests/s; tokens/s: "
-        f"{throughput['input_tokens_per_second']:.1f} in, {throughput['output_tokens_per_second']:.1f} out, "
-        f"{throughput['total_tokens_per_second']:.1f} in all",
-    )
+        say(console, f"  {kind}: {error['count']}, such as: {error['example']}")
+    print_throughput(console, run["throughput"])
     if (goodput := run["goodput"]) is not None:
         limits = ", ".join(f"{name} {limit:g} s" for name, limit in goodput["slo"].items())
-        _say(
+        say(
             console,
             f"goodput: {goodput['requests_per_second']:.3g} requests/s; {goodput['num_good']} of {requests['asked']} "
             f"({goodput['share_of_asked']:.1%}) within {limits}",
         )
     console.print(_latency_table(run))
-    _say(console, _lengths_line(run["lengths"]))
+    say(console, _lengths_line(run["lengths"]))
     in_flight = run["in_flight"]
-    _say(console, f"in flight: mean {in_flight['mean']:.1f}, max {in_flight['max']} requests")
+    say(console, f"in flight: mean {in_flight['mean']:.1f}, max {in_flight['max']} requests")
     if (steps := run["steps"]) is not None and steps["count"]:
-        _say(
+        say(
             console,
             f"steps: {steps['count']}, scheduled sequences: mean {steps['mean_scheduled']:.1f}, "
             f"max {steps['max_scheduled']}; {steps['num_preemptions']} preemptions",
         )
-    _say(
+    say(
         console,
-        f"client: {client['cpu_share']:.0%} of a core, event loop late by {_ms(client['loop_lag']['p99'])} ms (p99), "
-        f"requests by {_ms(client['lateness']['p99'])} ms (p99); wait for the concurrency limit: "
-        f"{_ms(client['concurrency_wait']['mean'])} ms (mean)",
+        f"client: {client['cpu_share']:.0%} of a core, event loop late by {in_ms(client['loop_lag']['p99'])} ms (p99), "
+        f"requests by {in_ms(client['lateness']['p99'])} ms (p99); wait for the concurrency limit: "
+        f"{in_ms(client['concurrency_wait']['mean'])} ms (mean)",
     )
     for warning in run["warnings"]:
-        _say(console, f"warning: {warning}", style="yellow")
+        say(console, f"warning: {warning}", style="yellow")
 
 
 def print_sweep(console: Console, runs: Sequence[dict[str, Any]]) -> None:
@@ -121,7 +128,7 @@ def print_sweep(console: Console, runs: Sequence[dict[str, Any]]) -> None:
             f"{run['requests']['completed']}/{run['requests']['asked']}",
             f"{run['throughput']['requests_per_second']:.3g}",
             f"{run['throughput']['output_tokens_per_second']:.1f}",
-            *(f"{_ms(latencies[name]['p50'])} / {_ms(latencies[name]['p99'])}" for name in ("ttft", "itl", "e2e")),
+            *(f"{in_ms(latencies[name]['p50'])} / {in_ms(latencies[name]['p99'])}" for name in ("ttft", "itl", "e2e")),
             f"{run['in_flight']['mean']:.1f}",
         ]
         table.add_row(*cells, *([f"{run['goodput']['requests_per_second']:.3g}"] if with_goodput else []))
@@ -135,7 +142,7 @@ def _latency_table(run: dict[str, Any]) -> Table:
         table.add_column(title, justify="right")
 
     def row(title: str, figures: dict[str, Any]) -> None:
-        cells = [_ms(figures[name]) for name in _QUANTILES]
+        cells = [in_ms(figures[name]) for name in _QUANTILES]
         table.add_row(Text(title), *cells, str(figures["count"]), str(figures["num_missing"]))
 
     for name, title in _LATENCIES.items():
@@ -154,12 +161,3 @@ def _lengths_line(lengths: dict[str, Any]) -> str:
         f"mean tokens, asked and got: prompts {mean('prompt_asked')} and {mean('prompt_got')}, outputs "
         f"{mean('output_asked')} and {mean('output_got')}; {lengths['num_truncated']} outputs truncated"
     )
-
-
-def _say(console: Console, text: str, style: str = "") -> None:
-    # As Text, so that nothing a server says is taken for markup.
-    console.print(Text(text, style=style), soft_wrap=True)
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.4g}" if seconds < 10 else f"{seconds * 1e3:.0f}"

@@ -12,8 +12,9 @@ command line's options, `settings` what they ask for, `command` and `calibrate_c
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from steploop.lazy import lazy_names
 
 if TYPE_CHECKING:
     from steploop.simulation.calibration import Calibration, calibrate
@@ -24,21 +25,17 @@ if TYPE_CHECKING:
     from steploop.simulation.simulation import SimulationResult, simulate
 
 # When they are used, so that `arguments` can be read without numpy.
-_LATER = {
-    "calibration": ("Calibration", "calibrate"),
-    "costs": ("Deployment",),
-    "devices": ("DEVICES", "Device", "Efficiencies", "find_device"),
-    "figures": ("summarize",),
-    "models": ("MODELS", "ModelShape", "find_model"),
-    "simulation": ("SimulationResult", "simulate"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _LATER.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "calibration": ("Calibration", "calibrate"),
+        "costs": ("Deployment",),
+        "devices": ("DEVICES", "Device", "Efficiencies", "find_device"),
+        "figures": ("summarize",),
+        "models": ("MODELS", "ModelShape", "find_model"),
+        "simulation": ("SimulationResult", "simulate"),
+    },
+)
 
 
 __all__ = [

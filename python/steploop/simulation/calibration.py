@@ -19,7 +19,7 @@ from steploop.memory import total_memory_bytes
 from steploop.sampling_params import SamplingParams
 from steploop.simulation.costs import Deployment
 from steploop.simulation.devices import Device, Efficiencies
-from steploop.simulation.fit import FittedFactors, FloatArray, MeasuredSteps, fit_factors
+from steploop.simulation.fit import WORK, FittedFactors, FloatArray, MeasuredSteps, fit_factors
 from steploop.simulation.models import ModelShape
 from steploop.simulation.simulation import simulate
 from steploop.workload import Workload
@@ -35,6 +35,13 @@ _DECODES = ((1, 16), (1, 1024), (2, 16), (4, 16), (4, 512), (8, 16), (16, 16), (
 _PROMPTS = (8, 16, 32, 64, 128, 256, 512, 1024, 1900)
 # (sequences that decode, prompt tokens that come beside them).
 _MIXED = ((4, 32), (16, 32), (16, 128), (32, 512))
+
+_HOST_BYTES_PER_SECOND = 5e9  # of a copy within one machine's memory; only swapping goes by it
+
+Run = list[tuple[int, int]]
+"""(prompt tokens, output tokens) of each request, all offered at once."""
+StepTimes = tuple[FloatArray, FloatArray]
+"""By step: microseconds in forward pass and sampling, and besides, up to the next step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +161,7 @@ def calibrate(
     steps = _joined([_steps_of(engine, deployment, run, of_run) for run, of_run in zip(runs, times, strict=True)])
     fields = deployment.cost_fields(engine.config.block_size)
     factors = fit_factors(steps, fields)
-    device = _device_of(blank, factors)
+    device = measured_device(blank, factors)
     stats = engine.stats()
     return Calibration(
         device=device,
@@ -174,14 +181,6 @@ def calibrate(
 def grid_size(engine: LLMEngine) -> int:
     """How many runs the grid has."""
     return sum(1 for _ in _grid(engine))
-
-
-_HOST_BYTES_PER_SECOND = 5e9  # of a copy within one machine's memory; only swapping goes by it
-
-Run = list[tuple[int, int]]
-"""(prompt tokens, output tokens) of each request, all offered at once."""
-StepTimes = tuple[FloatArray, FloatArray]
-"""By step: microseconds in forward pass and sampling, and besides, up to the next step."""
 
 
 def _grid(engine: LLMEngine) -> Iterator[Run]:
@@ -221,7 +220,7 @@ def _steps_of(engine: LLMEngine, deployment: Deployment, run: Run, times: list[S
     return MeasuredSteps(_work_of(engine, deployment, run, np.maximum(device_us + host_us, 1.0)), device_us, host_us)
 
 
-def _work_of(engine: LLMEngine, deployment: Deployment, run: Run, total_us: Any) -> dict[str, Any]:
+def _work_of(engine: LLMEngine, deployment: Deployment, run: Run, total_us: FloatArray) -> dict[str, FloatArray]:
     workload = Workload(
         seed=0,
         arrival_times=np.zeros(len(run)),
@@ -234,26 +233,18 @@ def _work_of(engine: LLMEngine, deployment: Deployment, run: Run, total_us: Any)
         num_kv_blocks=engine.stats()["num_kv_blocks"],
         kv_cache_memory_bytes=None,
     )
-    # Requests may ask for different lengths; whose ends differ from what they ask is no matter to on_demand.
     result = simulate(
         workload,
         deployment,
         config,
+        max_tokens=workload.num_output_tokens,
         record_schedule=True,
         step_durations_us=np.rint(total_us).astype(np.int64),
     )
     schedule = result.raw["schedule"]
-    first, count = schedule["first_tokens"].astype(np.float64), schedule["num_tokens"].astype(np.float64)
-    prompts = workload.num_prompt_tokens[schedule["requests"]]
-    single = count == 1
-    columns = {
-        "num_tokens": count,
-        "num_sequences": np.ones_like(count),
-        "num_sample_rows": (first + count >= prompts).astype(np.float64),
-        "num_decode_keys": np.where(single, first + 1, 0),
-        "num_prompt_pairs": np.where(single, 0, count * first + count * (count + 1) / 2),
-    }
-    return {name: np.add.reduceat(values, schedule["offsets"][:-1]) for name, values in columns.items()}
+    num_sequences = np.diff(schedule["offsets"])
+    columns = {"num_sequences": num_sequences, **{name: schedule[name] for name in WORK if name != "num_sequences"}}
+    return {name: columns[name].astype(np.float64) for name in WORK}
 
 
 def _joined(parts: list[MeasuredSteps]) -> MeasuredSteps:
@@ -265,7 +256,8 @@ def _joined(parts: list[MeasuredSteps]) -> MeasuredSteps:
     )
 
 
-def _device_of(blank: Device, factors: FittedFactors) -> Device:
+def measured_device(blank: Device, factors: FittedFactors) -> Device:
+    """A device with these factors: its rates are what is reached."""
     return dataclasses.replace(
         blank,
         bytes_per_second=factors.bytes_per_second,

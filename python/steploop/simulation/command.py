@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 import steploop
-from steploop.errors import InvalidArgumentError
 from steploop.loadtest.plot import check_plot_path
 from steploop.loadtest.slo import parse_slo
 from steploop.progress import RequestProgress
+from steploop.reporting import make_console, write_json
 from steploop.simulation import text_report
 from steploop.simulation.calibration import Calibration
 from steploop.simulation.figures import summarize
@@ -23,9 +18,7 @@ from steploop.simulation.settings import Settings, read_calibration, read_settin
 from steploop.simulation.simulation import SimulationResult
 from steploop.simulation.sweep import RATE, Sweep, parse_sweep, with_value
 
-STANDARD_OUTPUT = "-"
-
-_WIDTH = 140  # where the report goes into a file
+WIDTH = 140  # where the report goes into a file
 _MOST_SPANS = 20_000  # of a picture of slots; more could not be told apart
 
 Runs = list[tuple[dict[str, Any], SimulationResult]]
@@ -52,7 +45,7 @@ def run_simulate(arguments: argparse.Namespace) -> None:
         planned.append((value, read_settings(of_value, calibrations[of_value.device])))
         if value is not None and sweep is not None and sweep.name == RATE:
             planned[-1][1].source.arrivals.with_rate(value)
-    console = make_console(arguments.json)
+    console = make_console(arguments.json, width=WIDTH)
     text_report.print_settings(console, planned[0][1])
     runs: Runs = []
     for value, settings in planned:
@@ -76,29 +69,6 @@ def run_simulate(arguments: argparse.Namespace) -> None:
     if plot_path is not None:
         write_plot(plot_path, f"steploop simulate: {arguments.model} on {arguments.device}", runs)
         console.print(f"\nThe picture is in {plot_path}.", highlight=False)
-
-
-def make_console(json_path: str | None) -> Console:
-    """Where the report goes."""
-    to_stderr = json_path == STANDARD_OUTPUT
-    is_terminal = (sys.stderr if to_stderr else sys.stdout).isatty()
-    return Console(stderr=to_stderr, width=None if is_terminal else _WIDTH)
-
-
-def write_json(path: str, report: dict[str, Any]) -> None:
-    """Into the file, or to standard output.
-
-    Raises:
-        InvalidArgumentError: it cannot be written.
-    """
-    text = json.dumps(report, ensure_ascii=False, allow_nan=False) + "\n"
-    if path == STANDARD_OUTPUT:
-        sys.stdout.write(text)
-        return
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgumentError(f"--json {path} cannot be written: {error.strerror}") from None
 
 
 def _run(

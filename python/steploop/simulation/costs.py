@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,7 +160,7 @@ class Deployment:
         for degree in range(self.tensor_parallel_size + 1, MOST_DEVICES + 1):
             if self.model.num_heads % degree:
                 continue
-            other = Deployment(**{**vars(self), "tensor_parallel_size": degree})
+            other = dataclasses.replace(self, tensor_parallel_size=degree)
             needed = -(-max_model_len // block_size) * block_size * other.kv_bytes_per_token
             if other.kv_cache_memory_bytes >= needed:
                 return degree

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ def summarize(result: SimulationResult, slo: dict[str, float] | None = None) -> 
     """All figures. Times are seconds; latencies are counted from a request's arrival.
 
     Args:
-        slo: Limits in seconds (`steploop.slo.parse_slo`).
+        slo: Limits in seconds (`steploop.loadtest.slo.parse_slo`).
     """
     requests = result.requests
     duration = result.duration
@@ -88,16 +89,9 @@ def within(latencies: dict[str, FloatArray], slo: dict[str, float]) -> npt.NDArr
 def describe(values: FloatArray) -> dict[str, Any]:
     """Mean, quantiles, maximum and count of what is not NaN; None of nothing."""
     values = values[~np.isnan(values)]
-    names = [f"p{share * 100:g}" for share in QUANTILES]
     if not len(values):
-        return {"mean": None, **dict.fromkeys(names), "max": None, "count": 0}
-    quantiles = np.quantile(values, QUANTILES).tolist()
-    return {
-        "mean": float(values.mean()),
-        **dict(zip(names, quantiles, strict=True)),
-        "max": float(values.max()),
-        "count": len(values),
-    }
+        return _described(0)
+    return _described(len(values), values.mean(), np.quantile(values, QUANTILES).tolist(), values.max())
 
 
 def share_of_slots(result: SimulationResult) -> float:
@@ -119,15 +113,21 @@ def share_of_time_busy(result: SimulationResult) -> float:
 
 
 def _inter_token(histogram: dict[str, Any]) -> dict[str, Any]:
-    count = histogram["count"]
-    names = [f"p{share * 100:g}" for share in QUANTILES]
-    if not count:
-        return {"mean": None, **dict.fromkeys(names), "max": None, "count": 0}
+    if not histogram["count"]:
+        return _described(0)
     quantiles = [value / _US for value in histogram["quantiles_us"]]
+    return _described(histogram["count"], histogram["mean_us"] / _US, quantiles, histogram["max_us"] / _US)
+
+
+def _described(
+    count: int, mean: Any = None, quantiles: Sequence[Any] | None = None, most: Any = None
+) -> dict[str, Any]:
+    """None: there is nothing."""
+    names = [f"p{share * 100:g}" for share in QUANTILES]
     return {
-        "mean": histogram["mean_us"] / _US,
-        **dict(zip(names, quantiles, strict=True)),
-        "max": histogram["max_us"] / _US,
+        "mean": None if mean is None else float(mean),
+        **dict(zip(names, quantiles or [None] * len(names), strict=True)),
+        "max": None if most is None else float(most),
         "count": count,
     }
 

@@ -17,12 +17,16 @@ _WIDTHS = (0.4, 0.1, 0.025, 0.006)  # of the search around the best point, which
 _SMALLEST = 1e-12  # a rate that is not seen at all is very high, not infinite
 
 
+WORK = ("num_tokens", "num_sequences", "num_sample_rows", "num_decode_keys", "num_prompt_pairs")
+"""What a step does, as the native CostModel names it."""
+
+
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Steps in columns, one value a step: what each did (`StepWork` in the native simulator), and how long it took."""
+    """Steps in columns, one value a step: what each did, and how long it took."""
 
     work: dict[str, FloatArray]
-    """num_tokens, num_sequences, num_sample_rows, num_decode_keys, num_prompt_pairs."""
+    """The columns of WORK."""
     device_us: FloatArray
     """Forward pass and sampling."""
     host_us: FloatArray

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steploop.config import QUANTIZATIONS, EngineConfig
+from steploop.engine_arguments import scheduling_settings
 from steploop.errors import InvalidArgumentError
 from steploop.simulation.calibration import Calibration
 from steploop.simulation.costs import Deployment
@@ -107,13 +108,7 @@ def read_settings(arguments: argparse.Namespace, calibration: Calibration | None
         block_size=arguments.block_size,
         kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
         num_kv_blocks=arguments.num_kv_blocks,
-        scheduling_policy=arguments.scheduling_policy,
-        queue_order=arguments.queue_order,
-        preemption_mode=arguments.preemption_mode,
-        swap_space_bytes=arguments.swap_space_bytes,
-        enable_prefix_caching=not arguments.no_prefix_caching,
-        enable_chunked_prefill=not arguments.no_chunked_prefill,
-        target_step_duration_ms=arguments.target_step_duration_ms,
+        **scheduling_settings(arguments),
     )
     return Settings(
         deployment=deployment,

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from steploop.loadtest.text_report import print_workload
+from steploop.loadtest.text_report import print_throughput, print_workload
 from steploop.memory import format_bytes
+from steploop.reporting import in_ms, say
 from steploop.simulation.settings import Settings
 
 _LATENCIES = {
@@ -26,7 +27,7 @@ def print_settings(console: Console, settings: Settings) -> None:
     """What is simulated, with every factor of the cost model."""
     deployment = settings.deployment
     device = deployment.device
-    _say(
+    say(
         console,
         f"{deployment.model.name} in {deployment.weight_dtype}, {format_bytes(deployment.weight_bytes)} of weights, "
         f"{deployment.kv_bytes_per_token} KV bytes a token on each of "
@@ -35,47 +36,42 @@ def print_settings(console: Console, settings: Settings) -> None:
         f"{settings.num_replicas} replicas",
     )
     factors = ", ".join(f"{name} {value:.4g}" for name, value in settings.describe()["factors"].items())
-    _say(console, f"factors: {factors}")
+    say(console, f"factors: {factors}")
     if settings.note is not None:
-        _say(console, f"note: {settings.note}", style="yellow")
+        say(console, f"note: {settings.note}", style="yellow")
 
 
 def print_run(console: Console, run: dict[str, Any]) -> None:
     """The figures of one simulation."""
     print_workload(console, run["workload"])
-    throughput, occupancy, cache = run["throughput"], run["occupancy"], run["kv_cache"]
+    occupancy, cache = run["occupancy"], run["kv_cache"]
     requests, preemption, steps = run["requests"], run["preemption"], run["steps"]
-    _say(console, f"\n{requests['completed']} requests in {run['duration']:.2f} simulated seconds", style="bold")
+    say(console, f"\n{requests['completed']} requests in {run['duration']:.2f} simulated seconds", style="bold")
     if requests["num_truncated"]:
-        _say(console, f"  {requests['num_truncated']} of them ended at max_model_len, before where they were drawn")
-    _say(
-        console,
-        f"throughput: {throughput['requests_per_second']:.3g} requests/s; tokens/s: "
-        f"{throughput['input_tokens_per_second']:.1f} in, {throughput['output_tokens_per_second']:.1f} out, "
-        f"{throughput['total_tokens_per_second']:.1f} in all",
-    )
+        say(console, f"  {requests['num_truncated']} of them ended at max_model_len, before where they were drawn")
+    print_throughput(console, run["throughput"])
     if (goodput := run["goodput"]) is not None:
         limits = ", ".join(
             f"{name} {limit:g} s ({goodput['share_within'][name]:.1%})" for name, limit in goodput["slo"].items()
         )
-        _say(
+        say(
             console,
             f"goodput: {goodput['requests_per_second']:.3g} requests/s; {goodput['num_good']} of {requests['asked']} "
             f"({goodput['share_of_asked']:.1%}) within {limits}",
         )
     console.print(_latency_table(run))
-    _say(
+    say(
         console,
-        f"steps: {steps['count']}, mean {_ms(steps['mean_duration'])} ms, at most {_ms(steps['max_duration'])} ms; "
+        f"steps: {steps['count']}, mean {in_ms(steps['mean_duration'])} ms, at most {in_ms(steps['max_duration'])} ms; "
         f"busy {occupancy['share_of_time_busy']:.1%} of the time",
     )
-    _say(
+    say(
         console,
         f"batch: {occupancy['mean_sequences']:.1f} of {occupancy['max_num_seqs']} slots "
         f"({occupancy['share_of_slots']:.1%}); KV cache: {cache['mean_use']:.1%} of {cache['num_blocks']} blocks"
         + ("" if not cache["prefix_hit_rate"] else f", {cache['prefix_hit_rate']:.1%} of prompt tokens found in it"),
     )
-    _say(
+    say(
         console,
         f"preemptions: {preemption['num_preemptions']}; tokens recomputed: {preemption['num_recomputed_tokens']}, "
         f"swapped out: {preemption['num_swapped_out_tokens']}",
@@ -107,7 +103,7 @@ def print_sweep(console: Console, name: str, runs: Sequence[dict[str, Any]]) -> 
             f"{run['throughput']['requests_per_second']:.3g}",
             f"{run['throughput']['output_tokens_per_second']:.1f}",
             f"{run['throughput']['total_tokens_per_second']:.1f}",
-            *(f"{_ms(latencies[name]['p50'])} / {_ms(latencies[name]['p99'])}" for name in ("ttft", "itl", "e2e")),
+            *(f"{in_ms(latencies[name]['p50'])} / {in_ms(latencies[name]['p99'])}" for name in ("ttft", "itl", "e2e")),
             f"{run['occupancy']['share_of_slots']:.0%}",
             f"{run['kv_cache']['mean_use']:.0%}",
             str(run["preemption"]["num_preemptions"]),
@@ -131,12 +127,4 @@ def _latency_table(run: dict[str, Any]) -> Table:
 
 
 def _add_row(table: Table, title: str, figures: dict[str, Any]) -> None:
-    table.add_row(Text(title), *(_ms(figures[name]) for name in _QUANTILES), str(figures["count"]))
-
-
-def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(text, style=style), soft_wrap=True)
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.4g}" if seconds < 10 else f"{seconds * 1e3:.0f}"
+    table.add_row(Text(title), *(in_ms(figures[name]) for name in _QUANTILES), str(figures["count"]))

@@ -12,8 +12,9 @@ engine and no clock in here.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from steploop.lazy import lazy_names
 
 if TYPE_CHECKING:
     from steploop.workload.arrivals import Arrivals, Burst, Gamma, RecordedArrivals
@@ -30,27 +31,23 @@ if TYPE_CHECKING:
     from steploop.workload.workload_file import RecordedWorkload, read_workload
 
 # When they are used, so that `arguments` can be read without numpy.
-_LATER = {
-    "arrivals": ("Arrivals", "Burst", "Gamma", "RecordedArrivals"),
-    "bursts": ("MarkovModulated",),
-    "columns": ("Segments", "Workload", "WorkloadRequest"),
-    "conversations": ("Conversations", "ThinkTime"),
-    "draw": ("draw_workload",),
-    "files": ("read_arrivals", "read_lengths"),
-    "lengths": ("Cap", "Exponential", "Fixed", "LogNormal", "Lengths", "RecordedLengths", "Uniform", "Zipf"),
-    "prompts": ("PromptMaker",),
-    "ranks": ("Ranks",),
-    "source": ("WorkloadSource", "workload_source"),
-    "specs": ("parse_arrivals", "parse_lengths"),
-    "workload_file": ("RecordedWorkload", "read_workload"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _LATER.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "arrivals": ("Arrivals", "Burst", "Gamma", "RecordedArrivals"),
+        "bursts": ("MarkovModulated",),
+        "columns": ("Segments", "Workload", "WorkloadRequest"),
+        "conversations": ("Conversations", "ThinkTime"),
+        "draw": ("draw_workload",),
+        "files": ("read_arrivals", "read_lengths"),
+        "lengths": ("Cap", "Exponential", "Fixed", "LogNormal", "Lengths", "RecordedLengths", "Uniform", "Zipf"),
+        "prompts": ("PromptMaker",),
+        "ranks": ("Ranks",),
+        "source": ("WorkloadSource", "workload_source"),
+        "specs": ("parse_arrivals", "parse_lengths"),
+        "workload_file": ("RecordedWorkload", "read_workload"),
+    },
+)
 
 
 __all__ = [

@@ -155,6 +155,33 @@ def test_a_folder(tiny_llama: Path, capsys: Capture) -> None:
     assert run["requests"]["completed"] == 5
 
 
+def test_this_machine(tiny_llama: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Measured first; or once, into a file."""
+    loaded = report(capsys, "simulate", str(tiny_llama), "--device", "this-machine", "--num-requests", "20")
+    assert loaded["settings"]["device"] == "this-machine"
+    assert loaded["settings"]["dtype"] == "float32"
+    assert loaded["settings"]["factors"]["weight_bandwidth_efficiency"] == 1
+    assert loaded["runs"][0]["throughput"]["output_tokens_per_second"] > 0
+
+    path = str(tmp_path / "here.json")
+    assert main(["calibrate", str(tiny_llama), path, "--repeats", "1"]) == 0
+    assert "steps of the grid: " in capsys.readouterr().out
+    kept = [report(capsys, "simulate", str(tiny_llama), "--device", path, "--num-requests", "20") for _ in range(2)]
+    assert kept[0] == kept[1]
+    assert main(["simulate", "llama-3-8b", "--device", path, "--num-requests", "2", "--num-kv-blocks", "600"]) == 0
+    assert "note: this-machine was measured with " in capsys.readouterr().out
+    for arguments, words in (
+        (["--dtype", "int8"], "--dtype must be float32, which this-machine was measured with, got int8"),
+        (["--tensor-parallel-size", "2"], "tensor_parallel_size must be 1 on this-machine"),
+    ):
+        assert main(["simulate", str(tiny_llama), "--device", path, *arguments]) == 1
+        assert words in capsys.readouterr().err
+    assert main(["calibrate", str(tiny_llama), str(tmp_path / "none" / "here.json")]) == 1
+    assert "FILE must be in a folder that exists" in capsys.readouterr().err
+    assert main(["calibrate", str(tiny_llama), path, "--max-model-len", "10"]) == 1
+    assert "calibrate needs room for at least 10 of its runs" in capsys.readouterr().err
+
+
 def test_efficiency(capsys: Capture) -> None:
     loaded = report(capsys, *SMALL, "--efficiency", "step_us=9000,compute_efficiency=0.1")
     assert loaded["settings"]["factors"]["step_us"] == 9000

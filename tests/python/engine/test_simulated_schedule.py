@@ -119,7 +119,7 @@ def simulate(settings: dict[str, Any], work: Work, durations_us: list[int]) -> l
     rows = []
     for step in range(len(schedule["began_us"])):
         span = slice(schedule["offsets"][step], schedule["offsets"][step + 1])
-        requests, counts = schedule["requests"][span], schedule["num_tokens"][span]
+        requests, counts = schedule["requests"][span], schedule["token_counts"][span]
         sampled = requests[schedule["first_tokens"][span] + counts == num_tokens[requests]]
         num_tokens[sampled] += 1
         rows.append(

@@ -13,10 +13,8 @@ import pytest
 from steploop import _C, EngineConfig, LLMEngine, SamplingParams
 from steploop.errors import InvalidArgumentError
 from steploop.simulation import Calibration, Deployment, Device, Efficiencies, calibrate, find_device, find_model
-from steploop.simulation.calibration import grid_size
-from steploop.simulation.fit import MeasuredSteps, fit_factors
-
-WORK = ("num_tokens", "num_sequences", "num_sample_rows", "num_decode_keys", "num_prompt_pairs")
+from steploop.simulation.calibration import grid_size, measured_device
+from steploop.simulation.fit import WORK, MeasuredSteps, fit_factors
 
 
 def steps_of(deployment: Deployment, *, noise: float = 0.0) -> MeasuredSteps:
@@ -74,21 +72,7 @@ def test_what_was_put_in_comes_out(deployment: Deployment) -> None:
 def test_the_fitted_model_is_near_the_steps(deployment: Deployment, noise: float) -> None:
     exact = steps_of(deployment)
     factors = fit_factors(steps_of(deployment, noise=noise), deployment.cost_fields(16))
-    device = dataclasses.replace(
-        deployment.device,
-        flops_per_second=factors.flops_per_second,
-        bytes_per_second=factors.bytes_per_second,
-        efficiencies=Efficiencies(
-            weight_bandwidth_efficiency=1.0,
-            compute_efficiency=1.0,
-            kv_bandwidth_efficiency=factors.kv_bytes_per_second / factors.bytes_per_second,
-            attention_compute_efficiency=factors.attention_flops_per_second / factors.flops_per_second,
-            overlap=factors.overlap,
-            step_us=factors.step_us,
-            sequence_us=factors.sequence_us,
-            sample_row_us=factors.sample_row_us,
-        ),
-    )
+    device = measured_device(deployment.device, factors)
     cost = _C.CostModel(dataclasses.replace(deployment, device=device).cost_fields(16))
     rows = zip(*(exact.work[name].astype(int).tolist() for name in WORK), strict=True)
     fitted = np.array([cost.duration_us(**dict(zip(WORK, row, strict=True))) for row in rows])

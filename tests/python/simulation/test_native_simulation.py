@@ -134,7 +134,10 @@ def test_durations_follow_what_a_step_does() -> None:
     schedule = raw["schedule"]
     # 32 tokens over nothing, 8 over 32, one over 40.
     pairs = [32 * 33 // 2, 8 * 32 + 8 * 9 // 2]
-    assert schedule["num_tokens"].tolist() == [32, 8, 1]
+    assert schedule["token_counts"].tolist() == schedule["num_tokens"].tolist() == [32, 8, 1]
+    assert schedule["num_sample_rows"].tolist() == [0, 1, 1]
+    assert schedule["num_prompt_pairs"].tolist() == [*pairs, 0]
+    assert schedule["num_decode_keys"].tolist() == [0, 0, 41]
     assert schedule["duration_us"].tolist() == [320 + pairs[0], 80 + pairs[1], 10 + 5 * 41]
     assert schedule["began_us"].tolist() == [0, *np.cumsum(schedule["duration_us"])[:-1].tolist()]
 
@@ -306,7 +309,7 @@ def test_quantiles_of_gaps_are_near_the_exact_ones() -> None:
     for step, (began, duration) in enumerate(zip(schedule["began_us"], schedule["duration_us"], strict=True)):
         for at in range(schedule["offsets"][step], schedule["offsets"][step + 1]):
             request = schedule["requests"][at]
-            if schedule["first_tokens"][at] + schedule["num_tokens"][at] < lengths[request]:
+            if schedule["first_tokens"][at] + schedule["token_counts"][at] < lengths[request]:
                 continue
             lengths[request] += 1
             if request in last:

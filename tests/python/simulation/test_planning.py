@@ -184,6 +184,17 @@ def test_too_few_devices() -> None:
     assert found.breaking.trial.attainment < 0.99 or found.breaking.trial.backlog_growth > 0.02
 
 
+def test_limits_that_are_kept_are_all_that_is_tried() -> None:
+    """Though what breaks is found out with others."""
+    one = settings(device="H100", max_num_seqs=8)
+    found = plan(one, rate=20, slo={"ttft": 0.5}, max_devices=1, keep=["max_num_seqs"], num_requests=1000)
+    assert found.chosen is None
+    assert found.breaking is not None
+    assert found.breaking.cause == "slots"
+    assert {trial.limits.max_num_seqs for trial in found.trials} == {8}
+    assert not any(trial.good for trial in found.trials)
+
+
 def test_an_unstable_system_is_not_good_however_long_the_limits() -> None:
     """More than one device bears, and limits longer than all of the workload takes."""
     trials = Trials(settings(), Objective(slo={"e2e": 1e4}), num_requests=2000)

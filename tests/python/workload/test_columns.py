@@ -90,6 +90,11 @@ def test_share_of_known_tokens() -> None:
     assert share_of_known_tokens(CHAT) == pytest.approx((10 + 10 + 4 + 3) / (14 + 15 + 19))
     assert CHAT.summary()["known_prompt_tokens"] == {"share": share_of_known_tokens(CHAT)}
     assert share_of_known_tokens(plain()) == 0
+    # Tenants share nothing.
+    apart = dataclasses.replace(CHAT, tenants=np.arange(len(CHAT), dtype=np.int32))
+    assert share_of_known_tokens(apart) == 0
+    together = dataclasses.replace(CHAT, tenants=np.full(len(CHAT), 7, np.int32))
+    assert share_of_known_tokens(together) == share_of_known_tokens(CHAT)
     assert "known_prompt_tokens" not in plain().summary()
 
 

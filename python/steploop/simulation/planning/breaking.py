@@ -75,9 +75,9 @@ def _lacking(trials: Trials, trial: Trial) -> str | None:
     more_slots = dataclasses.replace(limits, max_num_seqs=min(2 * limits.max_num_seqs, 2**31 - 1))
     more_tokens = dataclasses.replace(limits, max_num_batched_tokens=min(2 * limits.max_num_batched_tokens, 2**31 - 1))
     relaxed = {
-        KV_CACHE: trials.run(trial.layout, limits, trial.rate, min(2 * blocks, 2**31 - 1)),
-        SLOTS: trials.run(trial.layout, more_slots, trial.rate, blocks),
-        TOKEN_BUDGET: trials.run(trial.layout, more_tokens, trial.rate, blocks),
+        KV_CACHE: trials.run_aside(trial.layout, limits, trial.rate, min(2 * blocks, 2**31 - 1)),
+        SLOTS: trials.run_aside(trial.layout, more_slots, trial.rate, blocks),
+        TOKEN_BUDGET: trials.run_aside(trial.layout, more_tokens, trial.rate, blocks),
     }
     left = {name: _failures(trials, other) for name, other in relaxed.items()}
     best = min(left, key=lambda name: left[name])

@@ -9,7 +9,8 @@ from steploop.checks import check_positive, checked_int
 from steploop.errors import InvalidArgumentError
 from steploop.loadtest.slo import parse_slo
 from steploop.progress import RequestProgress
-from steploop.simulation.command import make_console, write_json
+from steploop.reporting import make_console, write_json
+from steploop.simulation.command import WIDTH
 from steploop.simulation.planning.limits import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, SEARCHED
 from steploop.simulation.planning.search import MOST_DEVICES, Plan, plan
 from steploop.simulation.planning.text_report import print_plan
@@ -55,7 +56,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
             num_requests=arguments.num_requests,
             report=lambda: progress.update(num_finished=1, num_tokens=0),
         )
-    print_plan(make_console(arguments.json), found, settings)
+    print_plan(make_console(arguments.json, width=WIDTH), found, settings)
     if arguments.json is not None:
         write_json(arguments.json, _as_json(found, settings))
     return EXIT_NOTHING_FOUND if found.chosen is None else 0

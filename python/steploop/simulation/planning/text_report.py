@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from steploop.loadtest.text_report import print_workload
 from steploop.memory import format_bytes
+from steploop.reporting import say
 from steploop.simulation.planning.breaking import (
     COMPUTE,
     KV_CACHE,
@@ -38,12 +38,12 @@ def print_plan(console: Console, found: Plan, settings: Settings) -> None:
     """All of it. `settings` are those that the plan was asked for with."""
     print_settings(console, found.settings or settings)
     print_workload(console, found.workload)
-    _say(console, f"\nwanted: {found.rate:g} requests/s, {_wanted(found.objective)}")
+    say(console, f"\nwanted: {found.rate:g} requests/s, {_wanted(found.objective)}")
     _print_degrees(console, found)
     if found.trials:
         console.print(_layout_table(found))
     if found.chosen is None:
-        _say(console, f"no plan: {found.reason}", style="bold")
+        say(console, f"no plan: {found.reason}", style="bold")
         if found.breaking is not None:
             _print_breaking(console, found.breaking, found.objective)
         return
@@ -55,11 +55,11 @@ def _print_degrees(console: Console, found: Plan) -> None:
     unfit = [degree for degree in found.degrees if degree.problem is not None]
     if unfit and found.reason != unfit[-1].problem:
         names = ", ".join(str(degree.tensor_parallel_size) for degree in unfit)
-        _say(console, f"tensor_parallel_size {names}: no; {unfit[-1].problem}")
+        say(console, f"tensor_parallel_size {names}: no; {unfit[-1].problem}")
     for degree in found.degrees:
         if degree.alone is not None and not degree.possible:
             shares = ", ".join(f"{share:.1%} within {name}" for name, share in degree.alone.items())
-            _say(
+            say(
                 console,
                 f"tensor_parallel_size {degree.tensor_parallel_size}: too slow even where each request is alone: "
                 f"{shares}",
@@ -68,7 +68,7 @@ def _print_degrees(console: Console, found: Plan) -> None:
 
 def _print_chosen(console: Console, found: Plan, chosen: Trial) -> None:
     layout, limits = chosen.layout, chosen.limits
-    _say(
+    say(
         console,
         f"plan: {_count(layout.num_devices, 'device')}: {_count(layout.num_replicas, 'replica')} with "
         f"tensor_parallel_size {layout.tensor_parallel_size}, max_num_seqs {limits.max_num_seqs}, "
@@ -77,7 +77,7 @@ def _print_chosen(console: Console, found: Plan, chosen: Trial) -> None:
     )
     budget = found.kv_budget
     if budget is not None:
-        _say(
+        say(
             console,
             f"KV cache: {format_bytes(budget.available_bytes)} on each device, {chosen.kv_use:.1%} of it used; "
             f"{format_bytes(budget.memory_bytes)} would do (kv_cache_memory_bytes={budget.memory_bytes})",
@@ -87,11 +87,11 @@ def _print_chosen(console: Console, found: Plan, chosen: Trial) -> None:
             f"{step.limits.max_num_seqs} / {step.limits.max_num_batched_tokens}: {step.rate:.3g}/s"
             for step in found.limits
         )
-        _say(console, f"limits tried, with the rate that they bear: {steps}")
+        say(console, f"limits tried, with the rate that they bear: {steps}")
     if found.breaking is None:
-        _say(console, f"nothing breaks up to {MOST_TIMES} times the rate")
+        say(console, f"nothing breaks up to {MOST_TIMES} times the rate")
         return
-    _say(console, f"headroom: {found.headroom:.0%}, up to {found.limits[-1].rate:.4g} requests/s; what breaks first:")
+    say(console, f"headroom: {found.headroom:.0%}, up to {found.limits[-1].rate:.4g} requests/s; what breaks first:")
     _print_breaking(console, found.breaking, found.objective)
 
 
@@ -102,9 +102,9 @@ def _print_breaking(console: Console, breaking: Breaking, objective: Objective) 
     )
     if trial.backlog_growth > trial.most_backlog_growth:
         shares += f"; {trial.backlog_growth:.1%} of what comes is not served"
-    _say(console, f"  {breaking.first}: at {trial.rate:.4g} requests/s {shares}")
-    _say(console, f"  {breaking.cause}: {_CAUSES[breaking.cause]}")
-    _say(
+    say(console, f"  {breaking.first}: at {trial.rate:.4g} requests/s {shares}")
+    say(console, f"  {breaking.cause}: {_CAUSES[breaking.cause]}")
+    say(
         console,
         f"  while requests wait: {figures['share_of_slots']:.0%} of the slots, {figures['share_of_tokens']:.0%} of "
         f"max_num_batched_tokens, {figures['kv_use']:.0%} of the KV cache; "
@@ -160,7 +160,3 @@ def _wanted(objective: Objective) -> str:
 
 def _count(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(text, style=style), soft_wrap=True)

@@ -124,7 +124,7 @@ class Trials:
 
     @property
     def all(self) -> list[Trial]:
-        """All so far."""
+        """All candidates so far."""
         return list(self._trials.values())
 
     def num_requests(self, rate: float) -> int:
@@ -173,9 +173,13 @@ class Trials:
         """Runs it, unless it has been run, and judges it."""
         key = (layout, limits, rate, num_kv_blocks)
         if key not in self._trials:
-            result = self.simulate(layout, limits, rate, num_kv_blocks)
-            self._trials[key] = judge(result, self.objective, layout=layout, limits=limits, rate=rate)
+            self._trials[key] = self.run_aside(layout, limits, rate, num_kv_blocks)
         return self._trials[key]
+
+    def run_aside(self, layout: Layout, limits: Limits, rate: float, num_kv_blocks: int | None = None) -> Trial:
+        """The same of what is no candidate, such as limits that nobody may have: it is not among `all`."""
+        result = self.simulate(layout, limits, rate, num_kv_blocks)
+        return judge(result, self.objective, layout=layout, limits=limits, rate=rate)
 
     def run_alone(self, degree: int, limits: Limits, rate: float) -> SimulationResult:
         """The first of the requests, each as if there were no other: no number of replicas is faster."""
