@@ -6,9 +6,10 @@ are offered at once, or (--arrivals poisson) at random times at four fifths of t
 served. A real request is ended by its client after its last token, as variance.py describes.
 
 A machine that others share changes its speed within minutes. So each seed's runs are between two passes over the grid,
-and simulated with what both came to.
+and simulated with what both came to; each run is made several times, and its medians count. How far the repeats of a
+run are apart is in the table: no simulation can be nearer to all of them.
 
-python bench/engine/simulator_accuracy.py            # twenty minutes; JSON into bench/results, a table to stdout
+python bench/engine/simulator_accuracy.py            # an hour; JSON into bench/results, a table to stdout
 """
 
 from __future__ import annotations
@@ -75,23 +76,22 @@ def main(argv: list[str] | None = None) -> int:
         for seed in range(FIRST_SEED, FIRST_SEED + args.seeds):
             wait_until_quiet({}, args.wait_quiet)
             deployments = [_calibrate(model, args)]
-            measured = []
-            for outputs, kv, policy in itertools.product(args.outputs, args.kv, args.policies):
-                cell = Cell(arrivals, seed, outputs, policy, kv)
-                workload, real = measure(model, cell, deployments[0], args)
-                if not real["quiet"]:  # once more
-                    wait_until_quiet({}, args.wait_quiet)
+            measured: dict[Cell, tuple[Workload, list[Figures]]] = {}
+            for _ in range(args.repeats):  # of all cells in turns, so that a machine that drifts drifts for all of them
+                for outputs, kv, policy in itertools.product(args.outputs, args.kv, args.policies):
+                    cell = Cell(arrivals, seed, outputs, policy, kv)
                     workload, real = measure(model, cell, deployments[0], args)
-                measured.append((cell, workload, real))
-                say(f"{seed} {outputs} {kv} {policy}: {real['throughput']:.0f} tokens/s")
+                    measured.setdefault(cell, (workload, []))[1].append(real)
+                    say(f"{seed} {outputs} {kv} {policy}: {real['throughput']:.0f} tokens/s")
             deployments.append(_calibrate(model, args))
             for deployment in deployments:
                 factors = vars(deployment.device) | {"efficiencies": vars(deployment.device.efficiencies)}
                 calibrations.append({"arrivals": arrivals, "seed": seed, "device": factors})
-            for cell, workload, real in measured:
+            for cell, (workload, reals) in measured.items():
                 both = [_figures(_simulate(cell, workload, deployment, args)) for deployment in deployments]
                 simulated = {name: statistics.mean(one[name] for one in both) for name in both[0]}
-                runs.append({**vars(cell), "real": real, "simulated": simulated})
+                real = {name: statistics.median(one[name] for one in reals) for name in LIMITS}
+                runs.append({**vars(cell), "real": real, "simulated": simulated, "repeats": reals})
     result = {
         "machine": describe_machine(),
         "versions": {"steploop": steploop.__version__},
@@ -100,6 +100,7 @@ def main(argv: list[str] | None = None) -> int:
             "dtype": "bfloat16",
             "num_threads": args.threads,
             "num_requests": args.num_requests,
+            "repeats": args.repeats,
             "max_num_seqs": args.max_num_seqs,
             "max_num_batched_tokens": args.max_num_batched_tokens,
             "prompts": PROMPTS,
@@ -156,6 +157,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "worst": max(errors, key=abs),
                 "num_within": sum(abs(error) <= limit for error in errors),
             }
+        row["spread"] = statistics.median(_spread(run["repeats"]) for run in of_group)
         row["throughput_real"] = statistics.median(run["real"]["throughput"] for run in of_group)
         row["num_preemptions_real"] = statistics.mean(run["real"]["num_preemptions"] for run in of_group)
         rows.append(row)
@@ -165,19 +167,32 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def format_table(summary: Sequence[dict[str, Any]]) -> str:
     """In Markdown."""
     lines = [
-        "| arrivals | KV cache | policy | runs | tokens/s, real | "
+        "| arrivals | KV cache | policy | runs | tokens/s, real | its repeats apart | "
         + " | ".join(f"{name}: error, median (worst), within {limit:.0%}" for name, limit in LIMITS.items())
         + " |",
-        "|" + "---|" * (5 + len(LIMITS)),
+        "|" + "---|" * (6 + len(LIMITS)),
     ]
     for row in summary:
         cells = [
             f"{row[name]['median']:+.1%} ({row[name]['worst']:+.1%}), {row[name]['num_within']}/{row['num_runs']}"
             for name in LIMITS
         ]
-        head = [row["arrivals"], row["kv"], f"`{row['policy']}`", str(row["num_runs"]), f"{row['throughput_real']:.0f}"]
+        head = [
+            row["arrivals"],
+            row["kv"],
+            f"`{row['policy']}`",
+            str(row["num_runs"]),
+            f"{row['throughput_real']:.0f}",
+            f"{row['spread']:.1%}",
+        ]
         lines.append(f"| {' | '.join([*head, *cells])} |")
     return "\n".join(lines)
+
+
+def _spread(repeats: Sequence[Figures]) -> float:
+    """Of a run's throughput: from the lowest to the highest, as a share of the median."""
+    rates = [one["throughput"] for one in repeats]
+    return (max(rates) - min(rates)) / statistics.median(rates)
 
 
 def _error(simulated: float, real: float) -> float:
@@ -279,7 +294,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-requests", type=positive, default=32)
     parser.add_argument("--max-num-seqs", type=positive, default=16)
     parser.add_argument("--max-num-batched-tokens", type=positive, default=512)
-    parser.add_argument("--repeats", type=positive, default=1, help="of the grid in each pass; default 1")
+    parser.add_argument("--repeats", type=positive, default=3, help="of the grid in a pass, and of each run")
     add_wait_quiet(parser)
     parser.add_argument("--output", type=Path, default=RESULTS / "simulator_accuracy.json")
     args = parser.parse_args(argv)
