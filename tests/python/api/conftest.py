@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from steploop import LLMEngine
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 SETTINGS: dict[str, Any] = {"max_num_seqs": 8, "num_kv_blocks": 128, "num_threads": 1}
 
@@ -31,3 +34,12 @@ def make_engine(tiny_llama: Path) -> Iterator[Callable[..., LLMEngine]]:
 def engine(make_engine: Callable[..., LLMEngine]) -> LLMEngine:
     """One engine of its own for each test."""
     return make_engine()
+
+
+@pytest.fixture(scope="session")
+def reference(tiny_llama: Path) -> LlamaForCausalLM:
+    """The same model in transformers, plainly and in float64: torch's fused float32 attention is off by up to 3e-4."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    return LlamaForCausalLM.from_pretrained(tiny_llama, dtype=torch.float64, attn_implementation="eager").eval()

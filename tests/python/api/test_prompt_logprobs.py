@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,11 +30,10 @@ def values(output: RequestOutput) -> list[dict[int, tuple[float, int | None]] | 
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_llama: Path) -> np.ndarray:
+def expected(reference: LlamaForCausalLM) -> np.ndarray:
     """Log-probabilities after each token of the prompt."""
-    model = LlamaForCausalLM.from_pretrained(tiny_llama, torch_dtype=torch.float32).eval()
     with torch.no_grad():
-        logits = model(torch.tensor([PROMPT])).logits[0].double()
+        logits = reference(torch.tensor([PROMPT])).logits[0]
     return torch.log_softmax(logits, dim=-1).numpy()
 
 
