@@ -11,7 +11,7 @@ import pytest
 
 def run_of(simulated: float, num_preemptions: int = 0) -> dict[str, Any]:
     figures = {"throughput": 100.0, "ttft": 2.0, "tpot": 0.5, "num_preemptions": 10}
-    repeats = [figures | {"throughput": throughput} for throughput in (95.0, 100.0, 105.0)]
+    repeats = [figures | {"throughput": throughput} for throughput in (90.0, 100.0, 104.0)]
     return {
         "arrivals": "burst",
         "seed": 100,
@@ -30,10 +30,16 @@ def test_errors_are_relative_and_counted_by_their_limits(bench_engine: Path) -> 
 
     (row,) = summarise([run_of(0.88, 10), run_of(1.0, 13), run_of(1.14, 8)])
     assert row["num_runs"] == 3
-    assert row["throughput"] == {"median": 0, "worst": pytest.approx(0.14), "num_within": 1}
+    assert row["throughput"] == {
+        "median": 0,
+        "worst": pytest.approx(0.14),
+        "num_within": 1,
+        "num_repeats": 9,
+        "num_repeats_within": 6,  # 102 is further than a tenth from 90; 97 is not from 100, nor 95 from 104
+    }
     assert row["ttft"]["num_within"] == row["tpot"]["num_within"] == 3
-    assert row["num_preemptions"] == {"median": 0, "worst": pytest.approx(0.3), "num_within": 2}
-    assert "| burst | plenty | `static` | 3 | 100 | 10.0% | +0.0% (+14.0%), 1/3 |" in format_table([row])
+    assert (row["num_preemptions"]["worst"], row["num_preemptions"]["num_within"]) == (pytest.approx(0.3), 2)
+    assert "| burst | plenty | `static` | 100 | +0.0% (+14.0%), 1/3, 6/9 |" in format_table([row])
 
 
 def test_preemptions_where_none_are_right(bench_engine: Path) -> None:
@@ -42,7 +48,7 @@ def test_preemptions_where_none_are_right(bench_engine: Path) -> None:
     run = run_of(1.0)
     run["real"] = run["real"] | {"num_preemptions": 0}
     (row,) = summarise([run])
-    assert row["num_preemptions"] == {"median": 0, "worst": 0, "num_within": 1}
+    assert (row["num_preemptions"]["worst"], row["num_preemptions"]["num_within"]) == (0, 1)
 
 
 def test_a_tiny_model(run_script: Callable[..., Any]) -> None:
@@ -50,7 +56,7 @@ def test_a_tiny_model(run_script: Callable[..., Any]) -> None:
     result, printed, _ = run_script(
         "simulator_accuracy.py", *arguments.split(), "--max-num-batched-tokens", "128", "--repeats", "1"
     )
-    assert "| poisson | scarce | `static` | 1 |" in printed
+    assert "| poisson | scarce | `static` | " in printed
     runs = result["runs"]
     assert [(run["arrivals"], run["kv"], run["policy"]) for run in runs] == [
         (arrivals, kv, policy)
